@@ -1,0 +1,1 @@
+"""Settings: the schema, how its layers are read and checked, and the presets."""

@@ -1,0 +1,133 @@
+"""Settings that follow from others when they are not given, each with its formula in words."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nanogpt_cli.config.schema import Config
+from nanogpt_cli.errors import UserError
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The frozen learning-rate schedule of a run; stands in the checkpoint and survives `--max-iters`."""
+
+    shape: str
+    learning_rate: float
+    min_lr: float
+    warmup_iters: int
+    lr_decay_iters: int
+
+    def factor(self, step: int) -> float:
+        """Rate of update number `step` (0-based) as a share of the peak; multiplies every group's own peak.
+
+        Linear warm-up that starts above zero, then cosine or straight decay to min_lr / learning_rate, which holds
+        from lr_decay_iters on.
+        """
+        if step < self.warmup_iters:
+            return (step + 1) / (self.warmup_iters + 1)
+        if self.shape == "constant":
+            return 1.0
+        floor = self.min_lr / self.learning_rate
+        if step >= self.lr_decay_iters:
+            return floor
+        progress = (step - self.warmup_iters) / (self.lr_decay_iters - self.warmup_iters)
+        kept = 0.5 * (1.0 + math.cos(math.pi * progress)) if self.shape == "cosine" else 1.0 - progress
+        return floor + (1.0 - floor) * kept
+
+
+def schedule_of(config: Config) -> Schedule:
+    """The schedule a new run starts with."""
+    o, max_iters = config.optim, config.train.max_iters
+    constant = o.schedule == "constant"
+    default_warmup = 0 if constant else min(2000, max_iters // 20)
+    return Schedule(
+        shape=o.schedule,
+        learning_rate=o.learning_rate,
+        min_lr=o.learning_rate if constant else o.learning_rate / 10 if o.min_lr is None else o.min_lr,
+        warmup_iters=default_warmup if o.warmup_iters is None else o.warmup_iters,
+        lr_decay_iters=o.lr_decay_iters or max_iters,
+    )
+
+
+@dataclass(frozen=True)
+class Split:
+    """How one update's rows are divided: rows = micro_batch * micro_steps * world_size."""
+
+    micro_batch: int
+    micro_steps: int  # on every rank
+    world_size: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of one update over all ranks."""
+        return self.micro_batch * self.micro_steps * self.world_size
+
+    @property
+    def sum(self) -> str:
+        """The multiplication in words."""
+        return f"{self.micro_batch} rows x {self.micro_steps} micro-steps x {self.world_size} ranks"
+
+
+def split_rows(config: Config, world_size: int) -> Split:
+    """Divide the global batch over the ranks, whatever their number, without changing it.
+
+    Raises:
+        UserError: the ranks do not divide the rows; names the numbers of ranks that would.
+    """
+    batch, accumulation = config.train.batch_size, config.train.gradient_accumulation_steps
+    rows = batch * accumulation
+    if rows % world_size:
+        fitting = [n for n in range(1, rows + 1) if rows % n == 0]
+        near = sorted(sorted(fitting, key=lambda n: abs(n - world_size))[:5])
+        raise UserError(
+            f"{rows} rows an update (batch_size {batch} x gradient_accumulation_steps {accumulation}) cannot be divided "
+            f"over {world_size} ranks. Use {', '.join(map(str, near))} ranks, or another --batch-size."
+        )
+    per_rank = rows // world_size
+    micro_batch = max(n for n in range(1, min(batch, per_rank) + 1) if per_rank % n == 0)
+    return Split(micro_batch, per_rank // micro_batch, world_size)
+
+
+@dataclass
+class Derived:
+    """What was worked out or chosen, for `[derived]` in config.toml, with the reason of each value."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def note(self, key: str, value: Any, reason: str) -> None:
+        """Keep one value with how it came about."""
+        self.values[key] = value
+        self.reasons[key] = reason
+
+    def to_toml(self) -> dict[str, Any]:
+        """The table for config.toml."""
+        return {**self.values, "reasons": dict(self.reasons)}
+
+
+def data_folder(config: Config) -> Path:
+    """The folder of the token files, absolute."""
+    return Path(config.data.data_dir or Path("data") / config.data.dataset).absolute()
+
+
+def save_interval(config: Config) -> int:
+    """Updates between two saves."""
+    return config.train.save_interval or config.train.eval_interval
+
+
+def derive(config: Config) -> Derived:
+    """Everything that follows from the settings alone; data set and machine add theirs later."""
+    schedule, o, t = schedule_of(config), config.optim, config.train
+    derived = Derived()
+    if o.min_lr is None:
+        derived.note("min_lr", schedule.min_lr, "learning_rate" if o.schedule == "constant" else "learning_rate / 10")
+    if o.warmup_iters is None:
+        reason = "a constant schedule has no warm-up" if o.schedule == "constant" else "max_iters / 20, at most 2,000"
+        derived.note("warmup_iters", schedule.warmup_iters, reason)
+    if o.lr_decay_iters is None:
+        derived.note("lr_decay_iters", schedule.lr_decay_iters, "max_iters")
+    if t.save_interval is None:
+        derived.note("save_interval", save_interval(config), "eval_interval")
+    return derived

@@ -1,0 +1,43 @@
+"""Presets: complete TOML files that come with the program."""
+
+from pathlib import Path
+
+from nanogpt_cli.config.layers import Layer, read_toml
+from nanogpt_cli.errors import UserError, did_you_mean
+
+
+def presets_folder() -> Path:
+    """Inside the package when installed; the repository's top-level folder in an editable install."""
+    package = Path(__file__).parents[1]
+    installed = package / "presets"
+    return installed if installed.is_dir() else package.parent / "presets"
+
+
+def preset_names() -> list[str]:
+    """All presets, alphabetically."""
+    return sorted(path.stem for path in presets_folder().glob("*.toml"))
+
+
+def preset_path(name: str) -> Path:
+    """The file of a preset; `-` and `_` are alike.
+
+    Raises:
+        UserError: no such preset; names the nearest.
+    """
+    known = preset_names()
+    stem = name.replace("-", "_")
+    if stem not in known:
+        raise UserError(f"--preset {name}: no such preset.{did_you_mean(stem, known)} There are: {', '.join(known)}.")
+    return presets_folder() / f"{stem}.toml"
+
+
+def preset_layer(name: str) -> Layer:
+    """The settings of a preset."""
+    path = preset_path(name)
+    return Layer(f"preset {path.stem}", read_toml(path))
+
+
+def preset_summary(name: str) -> str:
+    """The first comment line of a preset's file: what it is for."""
+    first = preset_path(name).read_text(encoding="utf-8").splitlines()[0]
+    return first.removeprefix("#").strip()

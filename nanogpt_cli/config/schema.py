@@ -1,0 +1,163 @@
+"""Every setting of a run: name, type, range, default, help and whether a resumed run may change it.
+
+Flags, validation, `config.toml` and the help texts are all derived from these classes.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.fields import FieldInfo
+
+Resume = Literal["free", "fixed"]
+
+
+def setting(
+    default: Any, text: str, *, resume: Resume = "free", unit: str = "", derived: str = "", **limits: Any
+) -> Any:
+    """One setting. `derived` says in words what an unset optional setting becomes."""
+    extra: dict[str, Any] = {"resume": resume, "unit": unit, "derived": derived}
+    return Field(default, description=text, json_schema_extra=extra, **limits)
+
+
+def fixed(default: Any, text: str, **more: Any) -> Any:
+    """A setting that belongs to the run for its whole life."""
+    return setting(default, text, resume="fixed", **more)
+
+
+class Section(BaseModel):
+    """A TOML table. Whole numbers pass for floats; nothing else is converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class DataSettings(Section):
+    """Which tokens a run reads, and in which order."""
+
+    dataset: str = fixed(
+        "shakespeare_char", "data set: a name under data/, or a text file to prepare first", min_length=1
+    )
+    data_dir: str | None = setting(None, "folder that holds train.bin and val.bin", derived="data/DATASET")
+    sampling: Literal["shuffled", "random"] = fixed(
+        "shuffled", "every window once an epoch, or windows with replacement (nanoGPT's way)"
+    )
+
+
+class ModelSettings(Section):
+    """The architecture. The defaults are GPT-2's; every field but dropout is fixed for a run."""
+
+    n_layer: int = fixed(4, "transformer blocks", ge=1)
+    n_head: int = fixed(4, "attention heads a block", ge=1)
+    n_embd: int = fixed(128, "width of the residual stream", ge=1)
+    block_size: int = fixed(64, "context length", unit="tokens", ge=1)
+    vocab_size: int | None = fixed(
+        None, "rows of the token table", derived="the data set's; 50,304 for GPT-2's BPE", ge=1
+    )
+    bias: bool = fixed(True, "biases in linear layers and norms")
+    dropout: float = setting(0.0, "dropout probability", ge=0, lt=1)
+    activation: Literal["gelu_tanh", "gelu", "relu2"] = fixed("gelu_tanh", "activation of the MLP")
+    position: Literal["learned", "rotary"] = fixed("learned", "position encoding")
+    norm: Literal["layernorm", "rmsnorm"] = fixed("layernorm", "normalisation")
+    qk_norm: bool = fixed(False, "normalise queries and keys of every head")
+    embed_norm: bool = fixed(False, "normalise the embedding before the first block")
+    tie_weights: bool = fixed(True, "share the token table with the output head")
+    zero_init: bool = fixed(False, "start the projections back into the residual stream (and an untied head) at zero")
+    logit_softcap: float = fixed(0.0, "bound logits smoothly to +-this value; 0 is off", ge=0)
+
+
+class OptimSettings(Section):
+    """The optimizer and its schedule."""
+
+    optimizer: Literal["adamw", "muon"] = fixed("adamw", "adamw, or Muon for block matrices with AdamW for the rest")
+    learning_rate: float = setting(1e-3, "peak learning rate", gt=0)
+    min_lr: float | None = setting(None, "learning rate at the end of the decay", derived="learning_rate / 10", ge=0)
+    schedule: Literal["cosine", "linear", "constant"] = setting("cosine", "shape of the decay after warm-up")
+    warmup_iters: int | None = setting(
+        None, "updates of linear warm-up", derived="max_iters / 20, at most 2,000; 0 with a constant schedule", ge=0
+    )
+    lr_decay_iters: int | None = setting(None, "update at which the decay ends", derived="max_iters", ge=1)
+    weight_decay: float = setting(0.1, "decoupled weight decay of matrices", ge=0)
+    beta1: float = setting(0.9, "AdamW: decay of the first moment", ge=0, lt=1)
+    beta2: float = setting(0.99, "AdamW: decay of the second moment", ge=0, lt=1)
+    eps: float = setting(1e-8, "AdamW: added to the denominator", gt=0)
+    grad_clip: float = setting(1.0, "clip the gradient norm to this; 0 is off", ge=0)
+    muon_lr: float = setting(0.02, "Muon: peak learning rate of block matrices", gt=0)
+    muon_momentum: float = setting(0.95, "Muon: momentum", ge=0, lt=1)
+    embed_lr_scale: float = setting(1.0, "factor on the rate of the embeddings", gt=0)
+    head_lr_scale: float = setting(1.0, "factor on the rate of an untied head", gt=0)
+
+
+class TrainSettings(Section):
+    """How long, in which batches, and what is measured and saved on the way."""
+
+    init_from: str | None = fixed(None, "start from the weights of this MODEL instead of random ones", min_length=1)
+    batch_size: int = setting(12, "rows a micro-batch", unit="rows", ge=1)
+    gradient_accumulation_steps: int = setting(1, "micro-batches an update, over all ranks", ge=1)
+    max_iters: int = setting(2000, "updates in all", ge=1)
+    eval_interval: int = setting(250, "evaluate every so many updates", unit="updates", ge=1)
+    eval_iters: int = setting(20, "batches of each split an evaluation reads", ge=1)
+    log_interval: int = setting(10, "log every so many updates", unit="updates", ge=1)
+    save_interval: int | None = setting(None, "save every so many updates", derived="eval_interval", ge=1)
+    save_minutes: float = setting(10.0, "save at least this often; 0 is off", unit="minutes", ge=0)
+    keep_every: int = setting(0, "keep a milestone checkpoint every so many updates; 0 is off", ge=0)
+    keep_previous: bool = setting(True, "keep the checkpoint before the last one")
+    seed: int = fixed(1337, "key of everything random", ge=0, le=2**63 - 1)
+
+
+DeviceName = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")]
+
+
+class SystemSettings(Section):
+    """The machine: none of it changes what is learned, beyond rounding."""
+
+    device: DeviceName = setting("auto", "auto, cpu, cuda, cuda:N or mps")
+    gpus: int = setting(1, "processes on this machine, one a GPU", ge=1)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto", "number format of matrix products")
+    compile: Literal["auto", "on", "off"] = setting("auto", "torch.compile")
+    deterministic: bool = setting(False, "bit-identical resume on CUDA too, at some cost (CPU runs always are)")
+    backend: Literal["auto", "nccl", "gloo"] = setting("auto", "how processes talk")
+    parallel: Literal["ddp", "fsdp"] = setting("ddp", "replicate the model, or shard it")
+    peak_tflops: Literal["auto"] | Annotated[float, Field(gt=0)] = setting(
+        "auto", "peak of one device for MFU", unit="TFLOP/s"
+    )
+
+
+class LogSettings(Section):
+    """Where metrics go besides logs/metrics.jsonl."""
+
+    tensorboard: bool = setting(False, "write TensorBoard events (extra: tensorboard)")
+    wandb: bool = setting(False, "log to Weights & Biases (extra: wandb)")
+    wandb_project: str = setting("nanogpt", "W&B project")
+    wandb_run_name: str | None = setting(None, "W&B run name", derived="the run's name")
+
+
+class Config(Section):
+    """All settings of one run, as given: `auto` stays `auto`, unset optional settings are None."""
+
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    optim: OptimSettings = OptimSettings()
+    train: TrainSettings = TrainSettings()
+    system: SystemSettings = SystemSettings()
+    log: LogSettings = LogSettings()
+
+    def to_toml(self) -> dict[str, Any]:
+        """Nested tables without the unset settings: what config.toml and a checkpoint hold."""
+        return self.model_dump(exclude_none=True)
+
+    def replace(self, section: str, **changes: Any) -> "Config":
+        """A copy with some settings of one section changed."""
+        return self.model_copy(update={section: getattr(self, section).model_copy(update=changes)})
+
+
+SECTIONS: dict[str, type[Section]] = {name: field.annotation for name, field in Config.model_fields.items()}  # type: ignore[misc]
+
+
+def fields() -> dict[str, tuple[str, FieldInfo]]:
+    """Every setting by name: (section, field). Names are unique over all sections."""
+    return {name: (section, field) for section, cls in SECTIONS.items() for name, field in cls.model_fields.items()}
+
+
+def extra(field: FieldInfo, key: Literal["resume", "unit", "derived"]) -> str:
+    """What `setting` noted beside the field."""
+    notes = field.json_schema_extra
+    return str(notes[key]) if isinstance(notes, dict) else ""

@@ -1,0 +1,35 @@
+"""The errors a user can meet, each with the exit code it ends the program with."""
+
+
+class NanogptError(Exception):
+    """Something failed while running. The message is shown as it stands, without a traceback."""
+
+    exit_code = 1
+
+
+class UserError(NanogptError):
+    """The input is wrong. The message says where, what was found, what is allowed and what to type."""
+
+    exit_code = 2
+
+
+class NonFiniteError(NanogptError):
+    """Training met NaN or infinity; nothing non-finite was saved."""
+
+    exit_code = 3
+
+
+class Stopped(NanogptError):
+    """A signal ended the work after everything worth keeping was saved."""
+
+    def __init__(self, message: str, signum: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signum
+
+
+def did_you_mean(word: str, known: "list[str] | tuple[str, ...]") -> str:
+    """' Did you mean X?' for the known word nearest to `word`, or an empty string."""
+    import difflib
+
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f" Did you mean {near[0]}?" if near else ""

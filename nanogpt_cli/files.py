@@ -1,0 +1,92 @@
+"""Files that are complete or absent: written beside their target, synced, then renamed."""
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+TEMPORARY_PREFIX = ".nanogpt-tmp-"
+
+
+class DiskFullError(OSError):
+    """The file system had no room for the file; whatever stood under its name before is untouched."""
+
+
+def atomic_write(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Call `write(file)` on a new file beside `path`, sync it, rename it to `path` and sync the folder.
+
+    A reader, also one after a crash at any instant, sees the old file or the whole new one.
+
+    Raises:
+        DiskFullError: no room; `path` is untouched.
+        OSError: anything else the file system reports; `path` is untouched.
+    """
+    with temporary_beside(path) as temporary:
+        with disk_full_named(path), temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def temporary_beside(path: Path) -> Iterator[Path]:
+    """A temporary file name in the folder of `path`, with the user's usual mode, removed if it is still there."""
+    handle, name = tempfile.mkstemp(prefix=f"{TEMPORARY_PREFIX}{path.name}-", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    mask = os.umask(0)
+    os.umask(mask)
+    temporary.chmod(0o666 & ~mask)  # mkstemp makes files private
+    try:
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def disk_full_named(path: Path) -> Iterator[None]:
+    """Turn "no space", however deep torch or safetensors buried it, into `DiskFullError` for `path`."""
+    try:
+        yield
+    except Exception as error:
+        if not no_space(error):
+            raise
+        raise DiskFullError(errno.ENOSPC, "no space left on the disk", str(path)) from error
+
+
+def no_space(error: BaseException | None) -> bool:
+    """Whether an error, or one it came from, says that the disk or the quota is full."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable. A no-op where folders cannot be opened (Windows)."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete temporary files that a killed process of ours left in `folder`."""
+    for leftover in folder.glob(f"{TEMPORARY_PREFIX}*"):
+        leftover.unlink(missing_ok=True)
+
+
+def write_toml(path: Path, table: dict[str, Any]) -> None:
+    """Write `table` as TOML, atomically."""
+    import tomli_w
+
+    atomic_write(path, lambda file: file.write(tomli_w.dumps(table).encode()))
