@@ -19,7 +19,7 @@ class NonFiniteError(NanogptError):
     exit_code = 3
 
 
-class Stopped(NanogptError):
+class StoppedError(NanogptError):
     """A signal ended the work after everything worth keeping was saved."""
 
     def __init__(self, message: str, signum: int) -> None:

@@ -29,7 +29,7 @@ def atomic_write(path: Path, write: Callable[[BinaryIO], object]) -> None:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     sync_folder(path.parent)
 
 

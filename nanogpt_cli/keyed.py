@@ -49,7 +49,8 @@ def below(words: U64, bound: int) -> npt.NDArray[np.int64]:
     mid1 = w_hi * np.uint64(b_lo) + (low >> np.uint64(32))
     mid2 = w_lo * np.uint64(b_hi) + (mid1 & np.uint64(0xFFFFFFFF))
     high = w_hi * np.uint64(b_hi) + (mid1 >> np.uint64(32)) + (mid2 >> np.uint64(32))
-    return high.astype(np.int64)
+    result: npt.NDArray[np.int64] = high.astype(np.int64)
+    return result
 
 
 class Permutation:

@@ -82,7 +82,7 @@ def split_rows(config: Config, world_size: int) -> Split:
         fitting = [n for n in range(1, rows + 1) if rows % n == 0]
         near = sorted(sorted(fitting, key=lambda n: abs(n - world_size))[:5])
         raise UserError(
-            f"{rows} rows an update (batch_size {batch} x gradient_accumulation_steps {accumulation}) cannot be divided "
+            f"{rows} rows an update (batch_size {batch} x gradient_accumulation_steps {accumulation}) do not divide "
             f"over {world_size} ranks. Use {', '.join(map(str, near))} ranks, or another --batch-size."
         )
     per_rank = rows // world_size
