@@ -1,0 +1,233 @@
+"""What a run computes with: device, number format and compilation, each chosen with its reason."""
+
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from nanogpt_cli.config.schema import ModelSettings, SystemSettings
+from nanogpt_cli.errors import UserError
+from nanogpt_cli.keyed import Purpose, seed32
+
+# below this width the casts of autocast cost a CPU more than its bfloat16 products save (measured)
+CPU_BFLOAT16_WIDTH = 256
+
+
+@dataclass(frozen=True)
+class Compute:
+    """The choices of one process; `reasons` says why, by setting name."""
+
+    device: torch.device
+    dtype: torch.dtype
+    compile: bool
+    deterministic: bool
+    reasons: dict[str, str]
+
+    @property
+    def dtype_name(self) -> str:
+        """"bfloat16" for torch.bfloat16."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Mixed precision around forward passes; nothing for float32."""
+        if self.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def describe(self) -> str:
+        """One line for the user, such as "cpu (AVX512, 2 threads)"."""
+        return f"{self.device} ({device_name(self.device)})"
+
+    def prepare(self) -> None:
+        """Global switches of torch for this process: TF32, determinism, the current CUDA device."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            torch.set_float32_matmul_precision("high")
+        if self.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+            # filling every fresh tensor would only help to find reads of uninitialised memory
+            torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def choose_compute(
+    system: SystemSettings, model: ModelSettings, *, local_rank: int = 0, long_run: bool = True
+) -> Compute:
+    """Device, dtype and compile for this process.
+
+    Args:
+        local_rank: number of this process on its machine; picks the CUDA device.
+        long_run: whether the run is long enough to repay compilation.
+
+    Raises:
+        UserError: the device, dtype or compiler asked for is not to be had here.
+    """
+    device, device_reason = _choose_device(system.device, local_rank)
+    dtype, dtype_reason = _choose_dtype(system.dtype, device, model)
+    compiled, compile_reason = _choose_compile(system.compile, device, long_run)
+    deterministic = system.deterministic or device.type == "cpu"
+    reasons = {"device": device_reason, "dtype": dtype_reason, "compile": compile_reason}
+    return Compute(device, dtype, compiled, deterministic, reasons)
+
+
+def _choose_device(asked: str, local_rank: int) -> tuple[torch.device, str]:
+    if asked == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", local_rank), "a CUDA device is present"
+        if torch.backends.mps.is_available():
+            return torch.device("mps"), "Apple's GPU is present"
+        return torch.device("cpu"), "no CUDA device and no Apple GPU here"
+    device = torch.device(asked)
+    if device.type == "cuda":
+        return _cuda_device(device, asked, local_rank), "as set"
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError("--device mps: this machine or this torch build has no Apple GPU. Use --device auto or cpu.")
+    return device, "as set"
+
+
+def _cuda_device(device: torch.device, asked: str, local_rank: int) -> torch.device:
+    count = torch.cuda.device_count()
+    if not torch.cuda.is_available() or count == 0:
+        build = "is built without CUDA" if torch.version.cuda is None else "sees no CUDA device"
+        raise UserError(
+            f"--device {asked}: torch {torch.__version__} {build}. "
+            "Use --device auto or cpu, or install a CUDA build (https://pytorch.org/get-started)."
+        )
+    index = local_rank if device.index is None else device.index
+    if index >= count:
+        raise UserError(f"--device {asked}: there are {count} CUDA devices, cuda:0 to cuda:{count - 1}.")
+    return torch.device("cuda", index)
+
+
+def _choose_dtype(asked: str, device: torch.device, model: ModelSettings) -> tuple[torch.dtype, str]:
+    if asked != "auto":
+        dtype: torch.dtype = getattr(torch, asked)
+        if dtype == torch.bfloat16 and device.type == "cuda" and not _cuda_has_bfloat16(device):
+            return torch.float16, f"{device_name(device)} has no bfloat16; float16 instead"
+        return dtype, "as set"
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if _cuda_has_bfloat16(device):
+            return torch.bfloat16, f"CUDA capability {major}.{minor}"
+        return torch.float16, f"CUDA capability {major}.{minor} has no bfloat16"
+    if device.type == "mps":
+        return torch.float32, "the dependable format on Apple GPUs"
+    if not cpu_has_bfloat16():
+        return torch.float32, "this CPU has no bfloat16 instructions"
+    if model.n_embd < CPU_BFLOAT16_WIDTH:
+        return torch.float32, f"n_embd {model.n_embd} is too narrow for bfloat16 to pay on a CPU"
+    return torch.bfloat16, "this CPU multiplies bfloat16 natively"
+
+
+def _cuda_has_bfloat16(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] >= 8
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether this CPU has native bfloat16 products (AVX512-BF16 or AMX)."""
+    abilities = torch.cpu.get_capabilities()
+    return bool(abilities.get("avx512_bf16") or abilities.get("amx_bf16"))
+
+
+def _choose_compile(asked: str, device: torch.device, long_run: bool) -> tuple[bool, str]:
+    lack = _lacks_for_compile(device)
+    if asked == "on":
+        if lack:
+            raise UserError(f"--compile on: {lack}. Use --compile auto or off.")
+        return True, "as set"
+    if asked == "off":
+        return False, "as set"
+    if lack:
+        return False, lack
+    if device.type != "cuda":
+        return False, f"on {device.type} it does not repay the time it takes"
+    if not long_run:
+        return False, "the run is too short to repay it"
+    return True, "CUDA device and a long run"
+
+
+def _lacks_for_compile(device: torch.device) -> str:
+    """What is missing for torch.compile here, in words; empty if nothing."""
+    if device.type == "mps":
+        return "torch.compile is not dependable on Apple GPUs"
+    if device.type == "cuda":
+        if torch.cuda.get_device_capability(device)[0] < 7:
+            return "the GPU is too old for Triton (CUDA capability below 7.0)"
+        return "" if torch.utils._triton.has_triton() else "Triton is not installed"
+    compiler = os.environ.get("CXX") or ("cl" if sys.platform == "win32" else "c++" if shutil.which("c++") else "g++")
+    return "" if shutil.which(compiler) else f"no C++ compiler was found ({compiler})"
+
+
+def device_name(device: torch.device) -> str:
+    """What the device calls itself."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type == "cpu":
+        return f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    return "Apple GPU"
+
+
+def measure_peak_flops(device: torch.device, dtype: torch.dtype, *, seconds: float = 0.15) -> float:
+    """FLOP/s of a square matrix product in `dtype`: the peak of a device that stands in no table."""
+    size = 1024 if device.type == "cpu" else 4096
+    a = torch.randn(size, size, device=device).to(dtype)
+    b = torch.randn(size, size, device=device).to(dtype)
+    best = float("inf")
+    a @ b  # the first call picks kernels
+    synchronize(device)
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        a @ b
+        synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what was asked of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def memory_gib(device: torch.device) -> float | None:
+    """Peak memory of this process so far: the device's, or resident memory on a CPU. None where unknown."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory() / 2**30
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+def key_dropout(device: torch.device, seed: int, step: int, rank: int) -> None:
+    """Set the default generators for one step: dropout becomes a function of (seed, step, rank)."""
+    bits = seed32(seed, Purpose.DROPOUT, stream=step, substream=rank)
+    torch.default_generator.manual_seed(bits)  # torch.manual_seed would visit every backend: 80 us
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(bits)
+    elif device.type == "mps":
+        torch.mps.manual_seed(bits)
+
+
+@contextlib.contextmanager
+def inference(model: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; training mode is restored afterwards."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)

@@ -1,0 +1,153 @@
+"""AdamW, and Muon for block matrices beside AdamW, as one optimizer whose state goes by parameter name."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanogpt_cli.config.schema import OptimSettings
+
+QKV = "attn.c_attn.weight"  # three matrices stacked: Muon orthogonalises each on its own
+EMBEDDINGS = ("wte.", "wpe.")
+HEAD = "lm_head."
+
+NamedState = dict[str, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A leaf that shares memory with rows of a parameter, so that Muon sees one matrix at a time."""
+
+    owner: nn.Parameter
+    rows: slice
+    leaf: nn.Parameter
+
+
+def is_block_matrix(name: str, parameter: Tensor) -> bool:
+    """What Muon takes: the two-dimensional weights inside the blocks."""
+    return name.startswith("h.") and parameter.ndim == 2
+
+
+class Optimizer:
+    """Updates the parameters of a bare model.
+
+    AdamW (Loshchilov & Hutter, 2019) decays matrices only. With `optimizer = "muon"` block matrices are updated by
+    Muon (Jordan et al., 2024) instead.
+    """
+
+    def __init__(self, model: nn.Module, settings: OptimSettings, device: torch.device) -> None:
+        self.device = device
+        self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
+        by_muon = settings.optimizer == "muon"
+        matrices = {n: p for n, p in self.parameters.items() if by_muon and is_block_matrix(n, p)}
+        self.slices = {n: _slices(n, p) for n, p in matrices.items()}
+        self.adamw = torch.optim.AdamW(
+            _adamw_groups({n: p for n, p in self.parameters.items() if n not in matrices}, settings),
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.eps,
+            fused=True,
+        )
+        self.muon: torch.optim.Muon | None = None
+        if matrices:
+            leaves = [s.leaf for parts in self.slices.values() for s in parts]
+            self.muon = torch.optim.Muon(
+                leaves, lr=settings.muon_lr, momentum=settings.muon_momentum, weight_decay=settings.weight_decay
+            )
+            self.muon.param_groups[0]["peak"] = settings.muon_lr
+
+    def torch_optimizers(self) -> list[torch.optim.Optimizer]:
+        """The one or two optimizers inside."""
+        return [self.adamw] if self.muon is None else [self.adamw, self.muon]
+
+    def set_rates(self, factor: float) -> None:
+        """Every group's learning rate = its own peak times `factor`."""
+        for optimizer in self.torch_optimizers():
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak"] * factor
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def step(self, skip: Tensor) -> None:
+        """One update from the gradients; nothing changes where `skip` (a float32 scalar on the device) is 1."""
+        self.adamw.found_inf = skip  # type: ignore[attr-defined]
+        self.adamw.grad_scale = None  # type: ignore[attr-defined]
+        self.adamw.step()
+        if self.muon is not None:
+            self._step_muon(skip)
+
+    @torch.no_grad()
+    def _step_muon(self, skip: Tensor) -> None:
+        assert self.muon is not None
+        parts = [s for slices in self.slices.values() for s in slices]
+        for part in parts:
+            assert part.owner.grad is not None
+            part.leaf.grad = part.owner.grad[part.rows]
+        if self.device.type == "cpu":  # reading the flag costs nothing here, copies would
+            if not skip.item():
+                self.muon.step()
+            return
+        # torch's Muon knows no found_inf: keep what was, and select it back on the device
+        tensors = [part.leaf for part in parts]
+        tensors += [self.muon.state[p]["momentum_buffer"] for p in tensors if p in self.muon.state]
+        before = [tensor.clone() for tensor in tensors]
+        self.muon.step()
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(torch.where(skip > 0, old, tensor))
+        for part in parts[len(before) - len(parts) :]:  # momentum that this very step created
+            buffer = self.muon.state[part.leaf]["momentum_buffer"]
+            buffer.copy_(torch.where(skip > 0, torch.zeros_like(buffer), buffer))
+
+    def state_by_name(self) -> dict[str, NamedState]:
+        """{"adamw": {parameter: {exp_avg, exp_avg_sq, step}}, "muon": {parameter: {momentum_buffer}}}."""
+        adamw = {n: dict(self.adamw.state[p]) for n, p in self.parameters.items() if p in self.adamw.state}
+        muon: NamedState = {}
+        if self.muon is not None:
+            for name, parts in self.slices.items():
+                buffers = [self.muon.state[s.leaf]["momentum_buffer"] for s in parts if s.leaf in self.muon.state]
+                if buffers:
+                    muon[name] = {"momentum_buffer": torch.cat(buffers)}
+        return {"adamw": adamw, "muon": muon}
+
+    def load_state_by_name(self, state: dict[str, NamedState]) -> None:
+        """Take moments over; rates, decay and betas stay as the settings say.
+
+        Raises:
+            KeyError: a parameter of the state does not exist here.
+        """
+        for name, moments in state["adamw"].items():
+            parameter = self.parameters[name]
+            self.adamw.state[parameter] = {key: self._placed(value, parameter) for key, value in moments.items()}
+        if self.muon is not None:
+            for name, moments in state["muon"].items():
+                for part in self.slices[name]:
+                    buffer = self._placed(moments["momentum_buffer"][part.rows], part.leaf)
+                    self.muon.state[part.leaf] = {"momentum_buffer": buffer}
+
+    def _placed(self, value: Tensor, like: Tensor) -> Tensor:
+        return value.to(device=like.device, dtype=torch.float32, copy=True)
+
+
+def _slices(name: str, parameter: nn.Parameter) -> list[Slice]:
+    count = 3 if name.endswith(QKV) else 1
+    height = parameter.shape[0] // count
+    bounds = [slice(i * height, (i + 1) * height) for i in range(count)]
+    return [Slice(parameter, rows, nn.Parameter(parameter.detach()[rows])) for rows in bounds]
+
+
+def _adamw_groups(parameters: dict[str, nn.Parameter], settings: OptimSettings) -> list[dict[str, Any]]:
+    """Groups by decay (two and more dimensions) and by peak rate (embeddings, head, the rest)."""
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        decay = settings.weight_decay if parameter.ndim >= 2 else 0.0
+        scale = 1.0
+        if name.startswith(EMBEDDINGS):
+            scale = settings.embed_lr_scale
+        elif name.startswith(HEAD):
+            scale = settings.head_lr_scale
+        groups.setdefault((decay, settings.learning_rate * scale), []).append(parameter)
+    return [{"params": ps, "weight_decay": decay, "peak": peak} for (decay, peak), ps in groups.items()]
