@@ -1,0 +1,217 @@
+"""The GPT: GPT-2 by default, every later idea a switch of `[model]`.
+
+Shapes: B rows, T positions, C = n_embd, nh = n_head, hs = C / nh, V = vocab_size. Parameters are named as in the GPT-2
+release (`wte`, `wpe`, `h.0.attn.c_attn`, ..., `ln_f`); matrices stand as nn.Linear keeps them, (out, in). There are no
+buffers: whatever is no weight is worked out where it is used, so a state_dict is the weights and nothing else.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nanogpt_cli.config.schema import ModelSettings
+from nanogpt_cli.model.dropout import attention_with_dropout, dropout
+from nanogpt_cli.model.loss import next_token_loss, softcap
+
+Rotation = tuple[Tensor, Tensor]  # cosines and sines, each (T, hs/2)
+
+
+class KVCache(Protocol):
+    """Keys and values of one layer, kept between calls of a generation."""
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Take k, v (B, nh, T, hs) of the new positions; return those of all positions so far."""
+
+
+class Linear(nn.Linear):
+    """nn.Linear without its own initialisation: GPT.init_weights draws every weight once."""
+
+    def reset_parameters(self) -> None:
+        """Nothing: the weights are drawn by the model."""
+
+
+class Embedding(nn.Embedding):
+    """nn.Embedding without its own initialisation."""
+
+    def reset_parameters(self) -> None:
+        """Nothing: the weights are drawn by the model."""
+
+
+def norm(config: ModelSettings) -> nn.Module:
+    """LayerNorm (GPT-2) or RMSNorm (Zhang and Sennrich, 2019) over C."""
+    if config.norm == "rmsnorm":
+        return nn.RMSNorm(config.n_embd, eps=1e-6)
+    return nn.LayerNorm(config.n_embd, eps=1e-5, bias=config.bias)
+
+
+def rotation(start: int, length: int, head_width: int, device: torch.device) -> Rotation:
+    """Rotary angles (Su et al., 2021) of positions start .. start+length, with frequencies 1 .. 1/1024.
+
+    Only the first half of the hs/2 pairs turns; the other half carries no position, as in modded-nanogpt's records.
+    """
+    turning = max(1, head_width // 4)
+    frequencies = torch.logspace(0, -10, turning, base=2.0, device=device)
+    frequencies = F.pad(frequencies, (0, head_width // 2 - turning))
+    angles = torch.outer(torch.arange(start, start + length, device=device).float(), frequencies)  # (T, hs/2)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, by: Rotation) -> Tensor:
+    """Turn each pair (x[i], x[i + hs/2]) of x (..., T, hs) by its position's angle."""
+    cos, sin = by[0].to(x.dtype), by[1].to(x.dtype)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos + b * sin, b * cos - a * sin), dim=-1)
+
+
+class Attention(nn.Module):
+    """Causal multi-head self-attention."""
+
+    def __init__(self, config: ModelSettings) -> None:
+        super().__init__()
+        self.config = config
+        self.c_attn = Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)  # q, k and v of all heads at once
+        self.c_proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
+
+    def forward(self, x: Tensor, by: Rotation | None, cache: KVCache | None) -> Tensor:
+        """x (B, T, C) -> (B, T, C), before dropout."""
+        B, T, C = x.shape
+        hs = C // self.config.n_head
+        qkv = self.c_attn(x).view(B, T, 3, self.config.n_head, hs).permute(2, 0, 3, 1, 4)  # (3, B, nh, T, hs)
+        qk, v = qkv[:2], qkv[2]
+        scale = 1 / math.sqrt(hs)
+        if self.config.qk_norm:  # unit rms; the scale then sets the sharpness: modded-nanogpt's 0.12 at hs = 128
+            qk, scale = F.rms_norm(qk, (hs,), eps=1e-6), 1.36 * scale
+        if by is not None:
+            qk = rotate(qk, by)
+        q, k = qk  # (B, nh, T, hs)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        y = attend(q, k, v, scale, self.config.dropout if self.training else 0.0)  # (B, nh, T, hs)
+        out: Tensor = self.c_proj(y.transpose(1, 2).reshape(B, T, C))  # heads side by side
+        return out
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, p: float) -> Tensor:
+    """softmax(scale q k^T) v, each query seeing the keys up to its own; q may be the last positions of k only."""
+    if p and q.device.type == "cpu":
+        return attention_with_dropout(q, k, v, scale, p)
+    if q.shape[2] == 1:  # one new position sees everything
+        return F.scaled_dot_product_attention(q, k, v, scale=scale)
+    return F.scaled_dot_product_attention(q, k, v, scale=scale, dropout_p=p, is_causal=True)
+
+
+class MLP(nn.Module):
+    """Two matrices with an activation between, four times as wide as the stream."""
+
+    def __init__(self, config: ModelSettings) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.c_fc = Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
+        self.c_proj = Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, T, C) -> (B, T, C), before dropout."""
+        x = self.c_fc(x)  # (B, T, 4C)
+        if self.activation == "relu2":  # So et al., "Primer", 2021
+            x = F.relu(x).square()
+        else:  # GPT-2 has the tanh form, nanoGPT the exact one; they differ by up to 5e-4
+            x = F.gelu(x, approximate="tanh" if self.activation == "gelu_tanh" else "none")
+        out: Tensor = self.c_proj(x)
+        return out
+
+
+class Block(nn.Module):
+    """One layer: attention and MLP, each added to the stream."""
+
+    def __init__(self, config: ModelSettings) -> None:
+        super().__init__()
+        self.config = config
+        self.ln_1 = norm(config)
+        self.attn = Attention(config)
+        self.ln_2 = norm(config)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, by: Rotation | None = None, cache: KVCache | None = None) -> Tensor:
+        """x (B, T, C) -> (B, T, C)."""
+        p = self.config.dropout if self.training else 0.0
+        x = x + dropout(self.attn(self.ln_1(x), by, cache), p)
+        return x + dropout(self.mlp(self.ln_2(x)), p)
+
+
+class GPT(nn.Module):
+    """The whole model: `GPT(config)(idx)` are logits, `GPT(config)(idx, targets)` is the loss.
+
+    Weights are drawn on the CPU from `generator` (torch's default one if None), in a fixed order, whatever the device.
+    On the meta device nothing is drawn: only shapes exist.
+    """
+
+    def __init__(self, config: ModelSettings, *, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        if config.vocab_size is None:
+            raise ValueError("vocab_size must be set before a model is built")
+        self.config = config
+        self.wte = Embedding(config.vocab_size, config.n_embd)
+        self.wpe = Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
+        self.ln_e = norm(config) if config.embed_norm else None
+        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.ln_f = norm(config)
+        self.lm_head = None if config.tie_weights else Linear(config.n_embd, config.vocab_size, bias=False)
+        self.init_weights(generator)
+
+    @torch.no_grad()
+    def init_weights(self, generator: torch.Generator | None = None) -> None:
+        """GPT-2's: normal 0.02, projections into the residual stream 0.02 / sqrt(2 n_layer), biases 0, gains 1."""
+        for name, p in self.named_parameters():
+            into_stream = name.endswith("c_proj.weight")
+            if p.is_meta:
+                continue
+            if p.dim() == 1:  # gains of norms are ones already
+                if name.endswith("bias"):
+                    p.zero_()
+            elif self.config.zero_init and (into_stream or name == "lm_head.weight"):
+                p.zero_()
+            else:
+                std = 0.02 / math.sqrt(2 * self.config.n_layer) if into_stream else 0.02
+                p.copy_(torch.empty(p.shape, device="cpu").normal_(0.0, std, generator=generator))
+
+    def stream(self, idx: Tensor, cache: Sequence[KVCache] | None = None, start: int = 0) -> Tensor:
+        """Token ids (B, T) int64 at positions start .. start+T -> the normed residual stream (B, T, C)."""
+        T = idx.shape[1]
+        if start + T > self.config.block_size:
+            raise ValueError(f"{start + T} positions do not fit block_size {self.config.block_size}")
+        x = self.wte(idx)  # (B, T, C)
+        by = None
+        if self.wpe is not None:
+            x = x + self.wpe(torch.arange(start, start + T, device=idx.device))
+        else:
+            by = rotation(start, T, self.config.n_embd // self.config.n_head, idx.device)
+        if self.ln_e is not None:
+            x = self.ln_e(x)
+        x = dropout(x, self.config.dropout if self.training else 0.0)
+        for i, block in enumerate(self.h):
+            x = block(x, by, cache[i] if cache is not None else None)
+        out: Tensor = self.ln_f(x)
+        return out
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The stream (..., C) -> logits (..., V)."""
+        y = F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
+        return softcap(y, self.config.logit_softcap)
+
+    def forward(
+        self, idx: Tensor, targets: Tensor | None = None, *, reduction: Literal["mean", "none"] = "mean"
+    ) -> Tensor:
+        """Token ids (B, T) int64 -> logits (B, T, V), or with targets (B, T) the float32 cross-entropy in nats.
+
+        The loss is the mean over all targets, or (B, T) for "none"; a target of -1 is left out (0 for "none").
+        Rows of V that no token uses take part. Raises ValueError if T exceeds block_size.
+        """
+        x = self.stream(idx)
+        if targets is None:
+            return self.logits(x)
+        head = self.wte.weight if self.lm_head is None else self.lm_head.weight
+        return next_token_loss(x, head, targets, self.config.logit_softcap, reduction)
