@@ -15,10 +15,13 @@ class DiskFullError(OSError):
     """The file system had no room for the file; whatever stood under its name before is untouched."""
 
 
-def atomic_write(path: Path, write: Callable[[BinaryIO], object]) -> None:
+def atomic_write(
+    path: Path, write: Callable[[BinaryIO], object], *, before_rename: Callable[[], object] | None = None
+) -> None:
     """Call `write(file)` on a new file beside `path`, sync it, rename it to `path` and sync the folder.
 
-    A reader, also one after a crash at any instant, sees the old file or the whole new one.
+    A reader, also one after a crash at any instant, sees the old file or the whole new one. `before_rename` is called
+    when the new file is durable and the old one still stands under its name.
 
     Raises:
         DiskFullError: no room; `path` is untouched.
@@ -29,6 +32,8 @@ def atomic_write(path: Path, write: Callable[[BinaryIO], object]) -> None:
             write(file)
             file.flush()
             os.fsync(file.fileno())
+        if before_rename:
+            before_rename()
         temporary.replace(path)
     sync_folder(path.parent)
 

@@ -30,7 +30,7 @@ class Compute:
 
     @property
     def dtype_name(self) -> str:
-        """"bfloat16" for torch.bfloat16."""
+        """ "bfloat16" for torch.bfloat16."""
         return str(self.dtype).removeprefix("torch.")
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:

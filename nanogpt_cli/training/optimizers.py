@@ -56,6 +56,8 @@ class Optimizer:
                 leaves, lr=settings.muon_lr, momentum=settings.muon_momentum, weight_decay=settings.weight_decay
             )
             self.muon.param_groups[0]["peak"] = settings.muon_lr
+            for leaf in leaves:
+                self.muon.state[leaf]["momentum_buffer"] = torch.zeros_like(leaf)
 
     def torch_optimizers(self) -> list[torch.optim.Optimizer]:
         """The one or two optimizers inside."""
@@ -92,15 +94,11 @@ class Optimizer:
                 self.muon.step()
             return
         # torch's Muon knows no found_inf: keep what was, and select it back on the device
-        tensors = [part.leaf for part in parts]
-        tensors += [self.muon.state[p]["momentum_buffer"] for p in tensors if p in self.muon.state]
+        tensors = [t for part in parts for t in (part.leaf, self.muon.state[part.leaf]["momentum_buffer"])]
         before = [tensor.clone() for tensor in tensors]
         self.muon.step()
         for tensor, old in zip(tensors, before, strict=True):
             tensor.copy_(torch.where(skip > 0, old, tensor))
-        for part in parts[len(before) - len(parts) :]:  # momentum that this very step created
-            buffer = self.muon.state[part.leaf]["momentum_buffer"]
-            buffer.copy_(torch.where(skip > 0, torch.zeros_like(buffer), buffer))
 
     def state_by_name(self) -> dict[str, NamedState]:
         """{"adamw": {parameter: {exp_avg, exp_avg_sq, step}}, "muon": {parameter: {momentum_buffer}}}."""
@@ -108,9 +106,7 @@ class Optimizer:
         muon: NamedState = {}
         if self.muon is not None:
             for name, parts in self.slices.items():
-                buffers = [self.muon.state[s.leaf]["momentum_buffer"] for s in parts if s.leaf in self.muon.state]
-                if buffers:
-                    muon[name] = {"momentum_buffer": torch.cat(buffers)}
+                muon[name] = {"momentum_buffer": torch.cat([self.muon.state[s.leaf]["momentum_buffer"] for s in parts])}
         return {"adamw": adamw, "muon": muon}
 
     def load_state_by_name(self, state: dict[str, NamedState]) -> None:

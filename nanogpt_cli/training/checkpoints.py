@@ -1,0 +1,168 @@
+"""Checkpoints: plain dicts of tensors and built-in types, written whole or not at all, checked before they are trusted.
+
+`ckpt.pt` holds everything a run needs to go on; `best.pt` holds weights alone. Both load with `weights_only=True`.
+"""
+
+import contextlib
+import os
+import pickle
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanogpt_cli.errors import UserError
+from nanogpt_cli.files import DiskFullError, atomic_write, sync_folder, temporary_beside
+
+FORMAT = 1
+TRAINING_KEYS = {"format", "model", "optimizer", "step", "rows", "progress", "config", "schedule", "data", "layout"}
+WEIGHTS_KEYS = {"format", "model", "step", "config"}
+
+Checkpoint = dict[str, Any]
+
+
+def save_checkpoint(checkpoint: Checkpoint, path: Path, *, previous: Path | None = None) -> None:
+    """Write `checkpoint` to `path`; what stood there becomes `previous` if that is given.
+
+    The new file is complete and synced before the old name moves, so that a kill at any instant leaves a whole file
+    under `path`.
+
+    Raises:
+        DiskFullError: no room, told by the free space or by the write itself; both old files stay.
+        OSError: the folder cannot be written.
+    """
+    needed = tensor_bytes(checkpoint)
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise DiskFullError(28, f"{needed / 1e6:,.0f} MB needed, {free / 1e6:,.0f} MB free", str(path))
+
+    def keep_previous() -> None:
+        if previous is not None and path.exists():
+            link_or_copy(path, previous)
+
+    atomic_write(path, lambda file: torch.save(checkpoint, file), before_rename=keep_previous)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make `target` a second name of `source`'s content, replacing what stands there, in one rename."""
+    with temporary_beside(target) as temporary:
+        temporary.unlink()
+        try:
+            os.link(source, temporary)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(source, temporary)
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+        temporary.replace(target)
+    sync_folder(target.parent)
+
+
+def load_checkpoint(path: Path, *, mmap: bool = True) -> Checkpoint:
+    """Read a checkpoint of ours onto the CPU, after checking every checksum in it.
+
+    With `mmap` tensors are read from the file when they are used, so memory holds no second copy.
+
+    Raises:
+        UserError: missing, truncated, damaged, or no checkpoint of this program; says which.
+    """
+    content = read_torch_file(path, mmap=mmap)
+    if not isinstance(content, dict) or not content.keys() >= WEIGHTS_KEYS:
+        hint = " It looks like a nanoGPT checkpoint." if is_nanogpt(content) else ""
+        raise UserError(f"{path}: not a checkpoint of this program.{hint}")
+    if content["format"] != FORMAT:
+        raise UserError(f"{path}: checkpoint format {content['format']}; this version reads format {FORMAT}.")
+    return content
+
+
+def load_training_state(path: Path) -> Checkpoint:
+    """A checkpoint that training can continue from.
+
+    Raises:
+        UserError: as `load_checkpoint`; also for a file with weights alone.
+    """
+    content = load_checkpoint(path)
+    if not content.keys() >= TRAINING_KEYS:
+        raise UserError(
+            f"{path}: holds weights alone, no optimizer state. "
+            f"To start a new run from these weights: nanogpt train --init-from {path}"
+        )
+    return content
+
+
+def read_torch_file(path: Path, *, mmap: bool = True) -> Any:
+    """What torch.save wrote to `path`, without ever building an object beyond tensors and built-in types.
+
+    Raises:
+        UserError: missing, empty, truncated, damaged, foreign, or holding anything else.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such checkpoint file.")
+    problem = damage(path)
+    if problem:
+        raise UserError(f"{path}: {problem}.")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except pickle.UnpicklingError:
+        raise UserError(
+            f"{path}: holds objects other than tensors and plain values; loading it could run foreign code, so it is refused."
+        ) from None
+    except (RuntimeError, ValueError, KeyError, EOFError, AttributeError, TypeError) as error:
+        raise UserError(f"{path}: not a checkpoint that torch can read ({type(error).__name__}).") from None
+
+
+def damage(path: Path) -> str:
+    """What is wrong with the file as a zip archive, in words; empty if all checksums hold.
+
+    torch.load itself does not look at checksums: a flipped bit would load silently.
+    """
+    if path.stat().st_size == 0:
+        return "the file is empty"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+        return f"the file is damaged, truncated, or no checkpoint ({error})"
+    return f"the file is damaged: checksum of {broken} does not match" if broken else ""
+
+
+def is_nanogpt(content: Any) -> bool:
+    """Whether a loaded file has the shape of nanoGPT's ckpt.pt."""
+    return isinstance(content, dict) and content.keys() >= {"model", "model_args"}
+
+
+def tensor_bytes(value: Any) -> int:
+    """Bytes of all tensors in a nest of dicts and lists."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(tensor_bytes(v) for v in value.values())
+    if isinstance(value, list | tuple):
+        return sum(tensor_bytes(v) for v in value)
+    return 0
+
+
+def non_finite(state: dict[str, torch.Tensor]) -> str | None:
+    """Name of the first tensor that holds NaN or infinity."""
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return name
+    return None
+
+
+def latest_state(last: Path, previous: Path) -> tuple[Checkpoint | None, Path | None, str]:
+    """The newest training state that can be trusted: (checkpoint, its file, what was wrong with the newer one).
+
+    Raises:
+        UserError: files exist, but none can be used.
+    """
+    if not last.exists() and not previous.exists():
+        return None, None, ""
+    try:
+        return load_training_state(last), last, ""
+    except UserError as error:
+        problem = str(error)
+    with contextlib.suppress(UserError):
+        return load_training_state(previous), previous, problem
+    raise UserError(f"{problem}\n{previous.name} cannot be used either.")
