@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,6 +83,25 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def user_cache() -> Path:
+    """The user's cache folder for this program, created: downloads, tokenizers, results of long checks.
+
+    NANOGPT_CACHE, else `nanogpt` in XDG_CACHE_HOME or the platform's own place.
+    """
+    if own := os.environ.get("NANOGPT_CACHE"):
+        folder = Path(own).expanduser()
+    elif xdg := os.environ.get("XDG_CACHE_HOME"):
+        folder = Path(xdg) / "nanogpt"
+    elif sys.platform == "win32":
+        folder = Path(os.environ.get("LOCALAPPDATA", "~/AppData/Local")).expanduser() / "nanogpt" / "Cache"
+    elif sys.platform == "darwin":
+        folder = Path("~/Library/Caches/nanogpt").expanduser()
+    else:
+        folder = Path("~/.cache/nanogpt").expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def remove_leftovers(folder: Path) -> None:
