@@ -1,0 +1,249 @@
+"""The run directory: where each file lies, how it comes into being, how it is found, and what state it is in."""
+
+import contextlib
+import glob
+import os
+import re
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nanogpt_cli import files
+from nanogpt_cli.config.layers import read_toml
+from nanogpt_cli.errors import NanogptError, UserError, did_you_mean
+from nanogpt_cli.runs import lock as locking
+from nanogpt_cli.runs.metrics import read_metrics
+
+RUNS = Path("runs")
+State = Literal["running", "finished", "stopped", "damaged"]
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The names of a run's files; none of them need exist."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.absolute().name
+
+    @property
+    def config(self) -> Path:
+        """Settings, and what was derived from them."""
+        return self.path / "config.toml"
+
+    @property
+    def tokenizer(self) -> Path:
+        """What turns ids into text; absent if the data set has no tokenizer."""
+        return self.path / "tokenizer.toml"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The last complete training state."""
+        return self.path / "ckpt.pt"
+
+    @property
+    def previous(self) -> Path:
+        """The training state before the last."""
+        return self.path / "ckpt-previous.pt"
+
+    @property
+    def best(self) -> Path:
+        """The weights with the lowest validation loss."""
+        return self.path / "best.pt"
+
+    def milestone(self, step: int) -> Path:
+        """The checkpoint that `keep_every` keeps."""
+        return self.path / f"ckpt-{step:06d}.pt"
+
+    @property
+    def logs(self) -> Path:
+        """The folder of everything that is only read by people and plots."""
+        return self.path / "logs"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line."""
+        return self.logs / "metrics.jsonl"
+
+    @property
+    def log_file(self) -> Path:
+        """What was said while training, without escape codes."""
+        return self.logs / "train.log"
+
+    @property
+    def environment(self) -> Path:
+        """Versions, device and command line of the start."""
+        return self.logs / "environment.toml"
+
+
+def create_run(
+    path: Path, *, config: dict[str, Any], tokenizer: dict[str, Any] | None, environment: dict[str, Any]
+) -> RunDirectory:
+    """Make the run directory `path`: complete with its TOML files, or not at all.
+
+    Raises:
+        UserError: `path` exists (an empty folder is taken over), or its place cannot be written.
+        NanogptError: the disk is full.
+    """
+    _refuse_existing(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path)
+        with _building(path) as building:
+            with locking.lock(building):  # tells `_remove_abandoned` that its maker lives
+                run = RunDirectory(building)
+                run.logs.mkdir()
+                files.write_toml(run.environment, environment)
+                if tokenizer is not None:
+                    files.write_toml(run.tokenizer, tokenizer)
+                files.write_toml(run.config, config)
+            if path.is_dir() and os.name == "nt":
+                path.rmdir()  # elsewhere a rename takes the place of an empty folder
+            building.rename(path)
+        files.sync_folder(path.parent)
+    except files.DiskFullError:
+        raise NanogptError(f"{path}: no space left on the disk. Nothing was made.") from None
+    except OSError as error:
+        _refuse_existing(path)  # another process was faster
+        raise UserError(f"{path}: cannot make the run directory: {error.strerror or error}.") from None
+    return RunDirectory(path)
+
+
+def _refuse_existing(path: Path) -> None:
+    if RunDirectory(path).config.exists():
+        raise UserError(
+            f"{path}: there is a run already, and nothing is ever overwritten. To continue it type "
+            f"`nanogpt resume {path}` or add --or-resume; for a new run choose another --run."
+        )
+    if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
+        raise UserError(f"{path}: exists and is no run; nothing is ever overwritten. Choose another --run.")
+
+
+@contextlib.contextmanager
+def _building(path: Path) -> Iterator[Path]:
+    """A folder beside `path`, removed if it still has that name at the end."""
+    building = Path(tempfile.mkdtemp(prefix=_building_prefix(path), dir=path.parent))
+    mask = os.umask(0)
+    os.umask(mask)
+    building.chmod(0o777 & ~mask)  # mkdtemp makes folders private
+    try:
+        yield building
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _building_prefix(path: Path) -> str:
+    return f"{files.TEMPORARY_PREFIX}{path.name}-"
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Delete what processes that were killed while making a run of this name left behind."""
+    for folder in path.parent.glob(f"{glob.escape(_building_prefix(path))}*/"):
+        if locking.holder(folder) is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def lock(run: RunDirectory) -> AbstractContextManager[None]:
+    """Hold the run against other writers while the context lasts; UserError names a live holder."""
+    return locking.lock(run.path)
+
+
+def read_config(run: RunDirectory) -> dict[str, Any]:
+    """The tables of config.toml; UserError if it is missing or damaged."""
+    return read_toml(run.config)
+
+
+def read_tokenizer(run: RunDirectory) -> dict[str, Any] | None:
+    """The table of tokenizer.toml, None for a run without; UserError if it is damaged."""
+    return read_toml(run.tokenizer) if run.tokenizer.exists() else None
+
+
+def new_run_path(root: Path, base: str) -> Path:
+    """The first free name of base, base-2, base-3... in `root`."""
+    path, number = root / base, 1
+    while os.path.lexists(path):
+        number += 1
+        path = root / f"{base}-{number}"
+    return path
+
+
+def list_runs(root: Path = RUNS) -> list[RunDirectory]:
+    """The runs in a folder by name, numbers in their order; no folder, no runs."""
+    if not root.is_dir():
+        return []
+    found = [RunDirectory(path) for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    runs = [run for run in found if run.config.exists() or run.checkpoint.exists()]
+    return sorted(runs, key=lambda run: [(int(p) if p.isdigit() else 0, p) for p in re.split(r"(\d+)", run.name)])
+
+
+def find_run(word: str, root: Path = RUNS) -> RunDirectory:
+    """The run a user means: a path, or a name in `root`, where - and _ are alike.
+
+    Raises:
+        UserError: there is none; names what was found instead, or the nearest run.
+    """
+    path = Path(word)
+    names = {run.name: run for run in list_runs(root)}
+    for run in (RunDirectory(path), RunDirectory(root / word)):
+        if os.path.exists(run.config):  # noqa: PTH110 - False, not an error, for a name no file system takes
+            return run
+    alike = [run for name, run in names.items() if _plain_name(name) == _plain_name(word)]
+    if len(alike) == 1:
+        return alike[0]
+    if os.path.isfile(path) and RunDirectory(path.parent).config.exists():  # noqa: PTH113
+        raise UserError(f"{word} is a file of a run. Name the run itself: {path.parent}")
+    for place in (path, root / word):
+        if os.path.isdir(place):  # noqa: PTH112
+            raise UserError(f"{place} is no run directory: it has no config.toml.")
+    listed = f" Runs in {root}/: {', '.join(names)}." if names else f" There are no runs in {root}/."
+    raise UserError(f"{word}: no such run.{did_you_mean(path.name, list(names))}{listed}")
+
+
+def _plain_name(name: str) -> str:
+    return name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """What `nanogpt runs` shows of a run; None is unknown."""
+
+    name: str
+    path: str
+    state: State
+    step: int | None  # the newest completed update on record
+    max_iters: int | None
+    best_val_loss: float | None
+    best_step: int | None
+
+
+def status(run: RunDirectory) -> RunStatus:
+    """The state of a run, read from its TOML and metrics; never raises for a damaged one."""
+    try:
+        config = read_config(run)
+    except UserError:
+        config = {}
+    train = config.get("train")
+    limit = train.get("max_iters") if isinstance(train, dict) else None
+    lines = list(read_metrics(run.metrics))
+    evaluations = [line for line in lines if isinstance(line.get("val_loss"), int | float)]
+    best = min(evaluations, key=lambda line: line["val_loss"], default=None)
+    damaged = not config or (run.checkpoint.exists() and not zipfile.is_zipfile(run.checkpoint))
+    finished = isinstance(limit, int) and run.checkpoint.exists() and any(e["step"] >= limit for e in evaluations)
+    running = locking.holder(run.path) is not None
+    return RunStatus(
+        name=run.name,
+        path=str(run.path),
+        state="running" if running else "damaged" if damaged else "finished" if finished else "stopped",
+        step=max((line["step"] for line in lines), default=0 if config else None),
+        max_iters=limit if isinstance(limit, int) else None,
+        best_val_loss=best["val_loss"] if best else None,
+        best_step=best["step"] if best else None,
+    )
