@@ -3,16 +3,15 @@
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
-from pydantic import ValidationError
-
-from nanogpt_cli.config.schema import SECTIONS, Config, fields
+from nanogpt_cli.config.schema import SECTIONS, Config, settings
+from nanogpt_cli.config.setting import shown
 from nanogpt_cli.errors import UserError, did_you_mean
 
-Tables = dict[str, dict[str, Any]]
+Tables = dict[str, Any]  # section -> table in all that is well formed; what a file holds is checked by `combine`
 IGNORED_TABLE = "derived"  # config.toml notes there what was worked out; never read back
+FLAG = "flag"
 
 
 @dataclass(frozen=True)
@@ -38,14 +37,14 @@ def read_toml(path: Path) -> Tables:
         UserError: the file is missing, unreadable, or no TOML; says where.
     """
     try:
-        text = path.read_bytes().decode()
+        text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a bare ValueError: a number too long for Python
         raise UserError(f"{path}: not a TOML file: {error or 'nested too deeply'}") from None
 
 
@@ -57,33 +56,9 @@ def flag_layer(flags: dict[str, Any]) -> Layer:
     tables: Tables = {}
     for name, text in flags.items():
         if text is not None:
-            section, info = fields()[name]
-            tables.setdefault(section, {})[name] = read_flag(text, info.annotation)
-    return Layer("flag", tables)
-
-
-def read_flag(text: Any, kind: Any) -> Any:
-    """The value a flag's text stands for; a text that does not fit is returned as it is, for validation to name."""
-    if not isinstance(text, str):
-        return text  # booleans arrive as such
-    choices = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    if NoneType in choices and text.lower() == "none":
-        return None
-    for choice in choices:
-        if get_origin(choice) is Literal and text in get_args(choice):
-            return text
-        base = _base(choice)
-        if base in (int, float):
-            try:
-                return base(text)
-            except ValueError:
-                continue
-    return text
-
-
-def _base(kind: Any) -> Any:
-    """int for Annotated[int, ...]; the type itself otherwise."""
-    return kind.__origin__ if hasattr(kind, "__metadata__") else kind
+            known = settings()[name]
+            tables.setdefault(known.section, {})[name] = known.read(text)
+    return Layer(FLAG, tables)
 
 
 def combine(*layers: Layer) -> Layered:
@@ -92,72 +67,61 @@ def combine(*layers: Layer) -> Layered:
     Raises:
         UserError: every problem at once, each with its origin and key.
     """
-    merged: Tables = {}
+    values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     origins: dict[str, str] = {}
     problems: list[str] = []
     for layer in layers:
         for section, table in layer.tables.items():
             if section == IGNORED_TABLE:
                 continue
-            problems += _unknown(layer.origin, section, table)
-            if section in SECTIONS and isinstance(table, dict):
-                for key, value in table.items():
-                    merged.setdefault(section, {})[key] = value
-                    origins[key] = layer.origin
-    known = {s: {k: v for k, v in t.items() if k in SECTIONS[s].model_fields} for s, t in merged.items()}
-    try:
-        config = Config.model_validate(known)
-    except ValidationError as error:
-        problems += [_problem(detail, origins) for detail in error.errors()]
-        raise UserError(_listed(problems)) from None
-    problems += contradictions(config, origins)
+            if section not in SECTIONS or not isinstance(table, dict):
+                problems.append(_no_section(layer.origin, section, table))
+                continue
+            for key, value in table.items():
+                known = settings().get(key)
+                if known is None or known.section != section:
+                    problems.append(_unknown(layer.origin, section, key))
+                    continue
+                values[section][key], origins[key] = value, layer.origin
+    problems += _misfits(values, origins)
     if problems:
-        raise UserError(_listed(problems))
+        raise UserError(listed(problems))
+    sections: dict[str, Any] = {section: cls(**values[section]) for section, cls in SECTIONS.items()}
+    config = Config(**sections)
+    if problems := contradictions(config, origins):
+        raise UserError(listed(problems))
     return Layered(config, origins)
 
 
-def _unknown(origin: str, section: str, table: Any) -> list[str]:
-    if section not in SECTIONS:
-        home = (
-            f" It belongs in [{fields()[section][0]}]."
-            if section in fields()
-            else did_you_mean(section, list(SECTIONS))
-        )
-        return [f"{origin}: [{section}] is no section.{home} Sections: {', '.join(SECTIONS)}."]
+def _misfits(values: dict[str, dict[str, Any]], origins: dict[str, str]) -> list[str]:
+    """Only what still counts after layering is checked: a flag may mend a file."""
+    problems = []
+    for section, table in values.items():
+        for key, value in table.items():
+            known = settings()[key]
+            try:
+                known.check(value)
+            except ValueError as error:
+                where = known.flag if origins[key] == FLAG else f"{origins[key]}: [{section}] {key}"
+                problems.append(f"{where} is {shown(value)}: {error}.")
+    return problems
+
+
+def _no_section(origin: str, section: str, table: Any) -> str:
+    word = shown(section).strip("'")
+    if section in SECTIONS:
+        return f"{origin}: {word} must be a table: write [{word}] on a line of its own."
+    if section in settings():
+        return f"{origin}: {word} stands outside of any section: it belongs in [{settings()[section].section}]."
     if not isinstance(table, dict):
-        return [f"{origin}: {section} must be a table: write [{section}] on a line of its own."]
-    found = []
-    for key in table.keys() - SECTIONS[section].model_fields.keys():
-        home = f" It belongs in [{fields()[key][0]}]." if key in fields() else did_you_mean(key, list(fields()))
-        found.append(f"{origin}: [{section}] {key}: unknown setting.{home}")
-    return sorted(found)
+        return f"{origin}: {word}: unknown setting.{did_you_mean(section, list(settings()))}"
+    return f"{origin}: [{word}] is no section.{did_you_mean(section, list(SECTIONS))} Sections: {', '.join(SECTIONS)}."
 
 
-def _problem(detail: Any, origins: dict[str, str]) -> str:
-    section, *path = detail["loc"]
-    key = str(path[0]) if path else ""
-    origin = origins.get(key, "defaults")
-    where = f"--{key.replace('_', '-')}" if origin == "flag" else f"{origin}: [{section}] {key}"
-    return f"{where} is {detail['input']!r}: {_in_words(detail)}."
-
-
-_WORDS = {
-    "int_type": "a whole number is needed",
-    "int_from_float": "a whole number is needed",
-    "float_type": "a number is needed",
-    "finite_number": "a finite number is needed",
-    "bool_type": "true or false is needed",
-    "string_type": "a text is needed",
-}
-
-
-def _in_words(detail: Any) -> str:
-    if detail["type"] in _WORDS:
-        return _WORDS[detail["type"]]
-    if detail["type"] == "string_pattern_mismatch":
-        return "allowed are auto, cpu, cuda, cuda:N and mps"
-    message = str(detail["msg"])
-    return message.replace("Input should be", "it must be").lower()
+def _unknown(origin: str, section: str, key: str) -> str:
+    known = settings().get(key)
+    home = f" It belongs in [{known.section}]." if known else did_you_mean(key, list(settings()))
+    return f"{origin}: [{section}] {shown(key).strip(chr(39))}: unknown setting.{home}"
 
 
 def contradictions(config: Config, origins: dict[str, str]) -> list[str]:
@@ -182,11 +146,12 @@ def contradictions(config: Config, origins: dict[str, str]) -> list[str]:
 
 
 def _blame(text: str, origins: dict[str, str]) -> str:
-    named = [origins[key] for key in origins if f"{key} =" in text and origins[key] != "flag"]
+    named = [origins[key] for key in origins if f"{key} =" in text and origins[key] != FLAG]
     return f"{named[0]}: " if named else ""
 
 
-def _listed(problems: list[str]) -> str:
+def listed(problems: list[str]) -> str:
+    """One problem as a line, several under a heading."""
     if len(problems) == 1:
         return problems[0]
     return f"{len(problems)} problems in the settings:\n" + "\n".join(f"  {p}" for p in problems)

@@ -3,45 +3,26 @@
 Flags, validation, `config.toml` and the help texts are all derived from these classes.
 """
 
-from typing import Annotated, Any, Literal
+import dataclasses
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
-from pydantic.fields import FieldInfo
-
-Resume = Literal["free", "fixed"]
-
-
-def setting(
-    default: Any, text: str, *, resume: Resume = "free", unit: str = "", derived: str = "", **limits: Any
-) -> Any:
-    """One setting. `derived` says in words what an unset optional setting becomes."""
-    extra: dict[str, Any] = {"resume": resume, "unit": unit, "derived": derived}
-    return Field(default, description=text, json_schema_extra=extra, **limits)
+from nanogpt_cli.config.setting import Section, Setting, fixed, setting, settings_of
 
 
-def fixed(default: Any, text: str, **more: Any) -> Any:
-    """A setting that belongs to the run for its whole life."""
-    return setting(default, text, resume="fixed", **more)
-
-
-class Section(BaseModel):
-    """A TOML table. Whole numbers pass for floats; nothing else is converted."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
-
-
+@dataclass(frozen=True, kw_only=True)
 class DataSettings(Section):
     """Which tokens a run reads, and in which order."""
 
-    dataset: str = fixed(
-        "shakespeare_char", "data set: a name under data/, or a text file to prepare first", min_length=1
-    )
+    dataset: str = fixed("shakespeare_char", "data set: a name under data/, or a text file to prepare first")
     data_dir: str | None = setting(None, "folder that holds train.bin and val.bin", derived="data/DATASET")
     sampling: Literal["shuffled", "random"] = fixed(
         "shuffled", "every window once an epoch, or windows with replacement (nanoGPT's way)"
     )
 
 
+@dataclass(frozen=True, kw_only=True)
 class ModelSettings(Section):
     """The architecture. The defaults are GPT-2's; every field but dropout is fixed for a run."""
 
@@ -64,6 +45,7 @@ class ModelSettings(Section):
     logit_softcap: float = fixed(0.0, "bound logits smoothly to +-this value; 0 is off", ge=0)
 
 
+@dataclass(frozen=True, kw_only=True)
 class OptimSettings(Section):
     """The optimizer and its schedule."""
 
@@ -86,10 +68,11 @@ class OptimSettings(Section):
     head_lr_scale: float = setting(1.0, "factor on the rate of an untied head", gt=0)
 
 
+@dataclass(frozen=True, kw_only=True)
 class TrainSettings(Section):
     """How long, in which batches, and what is measured and saved on the way."""
 
-    init_from: str | None = fixed(None, "start from the weights of this MODEL instead of random ones", min_length=1)
+    init_from: str | None = fixed(None, "start from the weights of this MODEL instead of random ones")
     batch_size: int = setting(12, "rows a micro-batch", unit="rows", ge=1)
     gradient_accumulation_steps: int = setting(1, "micro-batches an update, over all ranks", ge=1)
     max_iters: int = setting(2000, "updates in all", ge=1)
@@ -100,27 +83,29 @@ class TrainSettings(Section):
     save_minutes: float = setting(10.0, "save at least this often; 0 is off", unit="minutes", ge=0)
     keep_every: int = setting(0, "keep a milestone checkpoint every so many updates; 0 is off", ge=0)
     keep_previous: bool = setting(True, "keep the checkpoint before the last one")
-    seed: int = fixed(1337, "key of everything random", ge=0, le=2**63 - 1)
+    seed: int = fixed(1337, "key of everything random", ge=0)
 
 
-DeviceName = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")]
-
-
+@dataclass(frozen=True, kw_only=True)
 class SystemSettings(Section):
     """The machine: none of it changes what is learned, beyond rounding."""
 
-    device: DeviceName = setting("auto", "auto, cpu, cuda, cuda:N or mps")
+    device: str = setting(
+        "auto",
+        "auto, cpu, cuda, cuda:N or mps",
+        pattern=r"auto|cpu|cuda(:[0-9]{1,3})?|mps",
+        pattern_text="auto, cpu, cuda, cuda:N or mps",
+    )
     gpus: int = setting(1, "processes on this machine, one a GPU", ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto", "number format of matrix products")
     compile: Literal["auto", "on", "off"] = setting("auto", "torch.compile")
     deterministic: bool = setting(False, "bit-identical resume on CUDA too, at some cost (CPU runs always are)")
     backend: Literal["auto", "nccl", "gloo"] = setting("auto", "how processes talk")
     parallel: Literal["ddp", "fsdp"] = setting("ddp", "replicate the model, or shard it")
-    peak_tflops: Literal["auto"] | Annotated[float, Field(gt=0)] = setting(
-        "auto", "peak of one device for MFU", unit="TFLOP/s"
-    )
+    peak_tflops: Literal["auto"] | float = setting("auto", "peak of one device for MFU", unit="TFLOP/s", gt=0)
 
 
+@dataclass(frozen=True, kw_only=True)
 class LogSettings(Section):
     """Where metrics go besides logs/metrics.jsonl."""
 
@@ -130,7 +115,8 @@ class LogSettings(Section):
     wandb_run_name: str | None = setting(None, "W&B run name", derived="the run's name")
 
 
-class Config(Section):
+@dataclass(frozen=True, kw_only=True)
+class Config:
     """All settings of one run, as given: `auto` stays `auto`, unset optional settings are None."""
 
     data: DataSettings = DataSettings()
@@ -142,22 +128,28 @@ class Config(Section):
 
     def to_toml(self) -> dict[str, Any]:
         """Nested tables without the unset settings: what config.toml and a checkpoint hold."""
-        return self.model_dump(exclude_none=True)
+        return {
+            section: {name: value for name, value in table.items() if value is not None}
+            for section, table in dataclasses.asdict(self).items()
+        }
 
     def replace(self, section: str, **changes: Any) -> "Config":
         """A copy with some settings of one section changed."""
-        return self.model_copy(update={section: getattr(self, section).model_copy(update=changes)})
+        table: Any = dataclasses.replace(getattr(self, section), **changes)
+        return dataclasses.replace(self, **{section: table})
 
 
-SECTIONS: dict[str, type[Section]] = {name: field.annotation for name, field in Config.model_fields.items()}  # type: ignore[misc]
+SECTIONS: dict[str, type[Section]] = {
+    "data": DataSettings,
+    "model": ModelSettings,
+    "optim": OptimSettings,
+    "train": TrainSettings,
+    "system": SystemSettings,
+    "log": LogSettings,
+}
 
 
-def fields() -> dict[str, tuple[str, FieldInfo]]:
-    """Every setting by name: (section, field). Names are unique over all sections."""
-    return {name: (section, field) for section, cls in SECTIONS.items() for name, field in cls.model_fields.items()}
-
-
-def extra(field: FieldInfo, key: Literal["resume", "unit", "derived"]) -> str:
-    """What `setting` noted beside the field."""
-    notes = field.json_schema_extra
-    return str(notes[key]) if isinstance(notes, dict) else ""
+@cache
+def settings() -> dict[str, Setting]:
+    """Every setting by name, in the order of the schema. Names are unique over all sections."""
+    return {name: known for cls in SECTIONS.values() for name, known in settings_of(cls).items()}

@@ -1,0 +1,195 @@
+"""What a setting is: a dataclass field that knows its type, range, unit, help and whether a resumed run may change it.
+
+Plain dataclasses and no validation library: every `--help` pays for reading the schema.
+"""
+
+import dataclasses
+import math
+import re
+import reprlib
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from nanogpt_cli.errors import UserError
+
+Resume = Literal["free", "fixed"]
+TEXT = r"(?=.*\S)[^\x00-\x1f\x7f\ud800-\udfff]+"  # surrogates: bytes of a file name that are no UTF-8
+LARGEST = 2**63 - 1  # what torch, numpy and TOML readers of other languages can hold
+ON_OFF = {True: "on", False: "off"}
+BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is known of one setting besides its value; made from the class that declares it."""
+
+    name: str
+    section: str
+    kind: type  # bool, int, float or str
+    choices: tuple[str, ...]  # the only texts allowed, where there are any
+    optional: bool  # unset is a value: None here, an absent key in TOML, `none` as a flag
+    default: Any
+    text: str
+    resume: Resume
+    unit: str
+    derived: str  # what an unset optional setting becomes, in words
+    ge: float | None
+    gt: float | None
+    le: float | None
+    lt: float | None
+    pattern: str
+    pattern_text: str
+
+    @property
+    def flag(self) -> str:
+        """The one spelling that help lists."""
+        return "--" + self.name.replace("_", "-")
+
+    def check(self, value: Any) -> Any:
+        """`value` in the declared type: whole numbers pass for floats, nothing else is converted.
+
+        Raises:
+            ValueError: it does not fit; the text says what is needed.
+        """
+        if value is None and self.optional:
+            return None
+        if type(value) is bool and "on" in self.choices:
+            return ON_OFF[value]
+        if isinstance(value, str) and value in self.choices:
+            return value
+        if self.kind is float and type(value) is int and abs(value) <= LARGEST:
+            value = float(value)
+        if type(value) is not self.kind or not self._inside(value):
+            raise ValueError(f"allowed are {self.needed}" if self._words_only else f"{self.needed} is needed")
+        return value
+
+    def read(self, text: Any) -> Any:
+        """The value a flag's text stands for; a text that fits nothing is returned as it is, for `check` to name."""
+        if not isinstance(text, str):
+            return text
+        if self.optional and text.lower() == "none":
+            return None
+        if text in self.choices or self._words_only:
+            return ON_OFF[BOOLEANS[text.lower()]] if "on" in self.choices and text.lower() in BOOLEANS else text
+        if self.kind is bool:
+            return BOOLEANS.get(text.lower(), text)
+        if self.kind in (int, float):
+            try:
+                return self.kind(text)
+            except ValueError:
+                return text
+        return text
+
+    @property
+    def _words_only(self) -> bool:
+        return self.kind is str and bool(self.choices)
+
+    def _inside(self, value: Any) -> bool:
+        if isinstance(value, str):
+            return not self._words_only and bool(re.fullmatch(self.pattern, value))
+        return (
+            math.isfinite(value)
+            and abs(value) <= (LARGEST if self.kind is int else math.inf)
+            and (self.ge is None or value >= self.ge)
+            and (self.gt is None or value > self.gt)
+            and (self.le is None or value <= self.le)
+            and (self.lt is None or value < self.lt)
+        )
+
+    @property
+    def needed(self) -> str:
+        """What is allowed, in words."""
+        if self._words_only:
+            return ", ".join(self.choices)
+        if self.kind is bool:
+            return "true or false"
+        if self.kind is str:
+            return self.pattern_text
+        bounds = [("of at least", self.ge), ("above", self.gt), ("of at most", self.le), ("below", self.lt)]
+        limits = " and ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
+        number = "a whole number" if self.kind is int else "a number"
+        return " or ".join([*self.choices, f"{number} {limits}".strip()])
+
+
+def setting(
+    default: Any,
+    text: str,
+    *,
+    resume: Resume = "free",
+    unit: str = "",
+    derived: str = "",
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    pattern: str = TEXT,
+    pattern_text: str = "a text (not empty, no control characters)",
+) -> Any:
+    """One setting with its help, limits and unit. `derived` says in words what an unset optional setting becomes."""
+    notes = {key: value for key, value in locals().items() if key != "default"}
+    return dataclasses.field(default=default, metadata=notes)
+
+
+def fixed(default: Any, text: str, **more: Any) -> Any:
+    """A setting that belongs to the run for its whole life."""
+    return setting(default, text, resume="fixed", **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A TOML table, checked whenever one is made.
+
+    Raises:
+        UserError: every value that does not fit, each with what is needed.
+    """
+
+    def __post_init__(self) -> None:
+        problems = []
+        for known in settings_of(type(self)).values():
+            try:
+                object.__setattr__(self, known.name, known.check(getattr(self, known.name)))
+            except ValueError as error:
+                problems.append(f"{known.name} is {shown(getattr(self, known.name))}: {error}.")
+        if problems:
+            raise UserError("\n".join(problems))
+
+
+@cache
+def settings_of(cls: type[Any]) -> dict[str, Setting]:
+    """The settings of one section by name."""
+    hints = get_type_hints(cls)
+    section = cls.__name__.removesuffix("Settings").lower()
+    return {f.name: _declared(section, f, hints[f.name]) for f in dataclasses.fields(cls)}
+
+
+def _declared(section: str, field: "dataclasses.Field[Any]", hint: Any) -> Setting:
+    """Read a declaration such as `Literal["auto"] | float` or `int | None`."""
+    parts = [hint] if get_origin(hint) is Literal or isinstance(hint, type) else list(get_args(hint))
+    choices = tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
+    kinds = [part for part in parts if isinstance(part, type) and part is not NoneType]
+    return Setting(
+        name=field.name,
+        section=section,
+        kind=kinds[0] if kinds else str,
+        choices=choices,
+        optional=NoneType in parts,
+        default=field.default,
+        **field.metadata,
+    )
+
+
+class _Short(reprlib.Repr):
+    """Values of any size and depth on part of a line."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Python refuses to print the longest whole numbers."""
+        return repr(x) if x.bit_length() <= 128 else f"a number of {x.bit_length()} bits"
+
+
+def shown(value: Any) -> str:
+    """`value` for a message: short, whatever it is."""
+    short = _Short()
+    short.maxstring = short.maxother = 60
+    return short.repr(value)
