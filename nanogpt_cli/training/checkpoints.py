@@ -3,7 +3,6 @@
 `ckpt.pt` holds everything a run needs to go on; `best.pt` holds weights alone. Both load with `weights_only=True`.
 """
 
-import contextlib
 import os
 import pickle
 import shutil
@@ -17,8 +16,20 @@ from nanogpt_cli.errors import UserError
 from nanogpt_cli.files import DiskFullError, atomic_write, sync_folder, temporary_beside
 
 FORMAT = 1
-TRAINING_KEYS = {"format", "model", "optimizer", "step", "rows", "progress", "config", "schedule", "data", "layout"}
-WEIGHTS_KEYS = {"format", "model", "step", "config"}
+TRAINING_KEYS = {
+    "format",
+    "model",
+    "optimizer",
+    "step",
+    "rows",
+    "progress",
+    "config",
+    "architecture",
+    "schedule",
+    "data",
+    "layout",
+}
+WEIGHTS_KEYS = {"format", "model", "step", "config", "architecture"}
 
 Checkpoint = dict[str, Any]
 
@@ -106,7 +117,7 @@ def read_torch_file(path: Path, *, mmap: bool = True) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError:
         raise UserError(
-            f"{path}: holds objects other than tensors and plain values; loading it could run foreign code, so it is refused."
+            f"{path}: holds objects other than tensors and plain values; loading them could run foreign code: refused."
         ) from None
     except (RuntimeError, ValueError, KeyError, EOFError, AttributeError, TypeError) as error:
         raise UserError(f"{path}: not a checkpoint that torch can read ({type(error).__name__}).") from None
@@ -163,6 +174,7 @@ def latest_state(last: Path, previous: Path) -> tuple[Checkpoint | None, Path | 
         return load_training_state(last), last, ""
     except UserError as error:
         problem = str(error)
-    with contextlib.suppress(UserError):
+    try:
         return load_training_state(previous), previous, problem
-    raise UserError(f"{problem}\n{previous.name} cannot be used either.")
+    except UserError as error:
+        raise UserError(f"{problem}\n{error}\nNo checkpoint of this run can be used.") from None

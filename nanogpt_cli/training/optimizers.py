@@ -51,7 +51,7 @@ class Optimizer:
         )
         self.muon: torch.optim.Muon | None = None
         if matrices:
-            leaves = [s.leaf for parts in self.slices.values() for s in parts]
+            leaves = [part.leaf for part in self._parts()]
             self.muon = torch.optim.Muon(
                 leaves, lr=settings.muon_lr, momentum=settings.muon_momentum, weight_decay=settings.weight_decay
             )
@@ -73,6 +73,17 @@ class Optimizer:
         """Drop all gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
+        for part in self._parts():
+            part.leaf.grad = None
+
+    def take_gradients(self) -> None:
+        """Show Muon its slices of the gradients; call it when they are complete and before they are unscaled."""
+        for part in self._parts():
+            assert part.owner.grad is not None
+            part.leaf.grad = part.owner.grad[part.rows]
+
+    def _parts(self) -> list[Slice]:
+        return [part for parts in self.slices.values() for part in parts]
 
     def step(self, skip: Tensor) -> None:
         """One update from the gradients; nothing changes where `skip` (a float32 scalar on the device) is 1."""
@@ -85,16 +96,12 @@ class Optimizer:
     @torch.no_grad()
     def _step_muon(self, skip: Tensor) -> None:
         assert self.muon is not None
-        parts = [s for slices in self.slices.values() for s in slices]
-        for part in parts:
-            assert part.owner.grad is not None
-            part.leaf.grad = part.owner.grad[part.rows]
         if self.device.type == "cpu":  # reading the flag costs nothing here, copies would
             if not skip.item():
                 self.muon.step()
             return
         # torch's Muon knows no found_inf: keep what was, and select it back on the device
-        tensors = [t for part in parts for t in (part.leaf, self.muon.state[part.leaf]["momentum_buffer"])]
+        tensors = [t for part in self._parts() for t in (part.leaf, self.muon.state[part.leaf]["momentum_buffer"])]
         before = [tensor.clone() for tensor in tensors]
         self.muon.step()
         for tensor, old in zip(tensors, before, strict=True):

@@ -1,0 +1,349 @@
+"""The story of a run: take a step, look at it one step later, evaluate and save when it is time, stop when asked.
+
+Every update is a pure function of the checkpoint before it and of (seed, step): rows, dropout and rates are looked up,
+never remembered. That is why a run can be cut anywhere and go on as if nothing had happened.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from nanogpt_cli.config.derived import Split, save_interval
+from nanogpt_cli.data.batches import Batches
+from nanogpt_cli.data.rows import RowOrder
+from nanogpt_cli.data.token_files import Tokens
+from nanogpt_cli.errors import NanogptError, NonFiniteError, StoppedError
+from nanogpt_cli.files import DiskFullError
+from nanogpt_cli.runs.directory import RunDirectory
+from nanogpt_cli.runs.metrics import MetricsLog
+from nanogpt_cli.runs.trackers import Trackers
+from nanogpt_cli.runs.views import EvalReport, StepReport, View
+from nanogpt_cli.training.checkpoints import link_or_copy, save_checkpoint
+from nanogpt_cli.training.device import Compute, key_dropout, memory_gib
+from nanogpt_cli.training.evaluation import windows_loss
+from nanogpt_cli.training.processes import Processes, gradient_sync
+from nanogpt_cli.training.signals import StopRequested, StopSignals
+from nanogpt_cli.training.speed import Reading, StepClock
+from nanogpt_cli.training.state import TrainingState, weights_only
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The windows that validation reads, the same for the whole run."""
+
+    train: Tokens
+    val: Tokens
+    train_offsets: npt.NDArray[np.int64]
+    val_offsets: npt.NDArray[np.int64]
+
+
+@dataclass
+class InFlight:
+    """An update that was sent to the device and has not been looked at: [loss, norm, skipped, stop, save]."""
+
+    step: int
+    rate: float
+    reading: Reading
+
+
+@dataclass
+class Training:
+    """A run being trained: what it consists of, and the few flags that live between steps."""
+
+    state: TrainingState
+    model: nn.Module  # what is called: the bare module, or its wrapper for several ranks
+    split: Split
+    batches: Batches
+    order: RowOrder
+    evaluation: Evaluation
+    compute: Compute
+    processes: Processes
+    run: RunDirectory
+    view: View
+    metrics: MetricsLog
+    trackers: Trackers
+    clock: StepClock
+    in_flight: list[InFlight] = field(default_factory=list)
+    saved_step: int = 0  # the step the last checkpoint of this process holds
+    save_due: bool = False
+    signals: StopSignals = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.signals = StopSignals(self._announce_stop)
+
+    def train(self) -> None:
+        """Train to max_iters; the last state is evaluated and saved.
+
+        Raises:
+            StoppedError: a signal; the last completed update is saved.
+            NonFiniteError: the numbers went bad; the last checkpoint is from before.
+            NanogptError: the final state could not be saved.
+        """
+        progress, settings = self.state.progress, self.state.facts.config.train
+        with self.signals:
+            try:
+                while True:
+                    at_end = progress.step >= settings.max_iters
+                    if at_end or progress.step % settings.eval_interval == 0:
+                        self.evaluate()
+                    if self._time_to_save(at_end):
+                        self.save(must=at_end)
+                    if at_end:
+                        return
+                    self.step()
+            except StopRequested as stop:
+                self._save_and_stop(stop)
+
+    def step(self) -> None:
+        """One update: forward and backward over every micro-batch, then the optimizer, then a look at the last one."""
+        progress, facts = self.state.progress, self.state.facts
+        self.clock.start()
+        key_dropout(self.compute.device, facts.config.train.seed, progress.step, self.processes.rank)
+        factor = facts.schedule.factor(progress.step)
+        self.state.optimizer.set_rates(factor)
+        loss = torch.zeros((), device=self.compute.device)
+        for micro_step in range(self.split.micro_steps):
+            if not self.processes.several:
+                self.signals.check()
+            x, y = next(self.batches)
+            with gradient_sync(self.model, last=micro_step == self.split.micro_steps - 1):
+                with self.compute.autocast():
+                    micro_loss = self.model(x, y) / self.split.micro_steps
+                self.state.scaler.scale(micro_loss).backward()  # type: ignore[no-untyped-call]
+            loss += micro_loss.detach()
+        outcome = self._update(loss)
+        progress.step += 1
+        progress.rows += self.split.rows
+        self.in_flight.append(InFlight(progress.step, factor * facts.schedule.learning_rate, Reading(outcome)))
+        self.settle(leave=1)
+        self.clock.stop()
+
+    def _update(self, loss: Tensor) -> Tensor:
+        """Clip and apply the gradients unless something is not finite; all on the device, nobody waits.
+
+        Returns [loss, gradient norm before clipping, skipped, stop flag, save flag], the same on every rank.
+        """
+        optimizer, scaler = self.state.optimizer, self.state.scaler
+        optimizer.take_gradients()
+        if scaler.is_enabled():
+            for part in optimizer.torch_optimizers():
+                scaler.unscale_(part)
+        norm = self._clip()
+        stop = float(self.signals.signum or 0) if self.processes.several else 0.0
+        wishes = torch.tensor([stop, float(self._minutes_are_up())], device=loss.device)
+        shared = self.processes.sum(torch.cat([(loss / self.processes.world_size).reshape(1), wishes]))
+        skip = 1 - (torch.isfinite(norm) & torch.isfinite(shared[0])).float()
+        optimizer.step(skip)
+        if scaler.is_enabled():
+            scaler.update()
+        optimizer.zero_grad()
+        return torch.stack([shared[0], norm, skip, shared[1], shared[2]])
+
+    def _clip(self) -> Tensor:
+        parameters, limit = list(self.state.model.parameters()), self.state.facts.config.optim.grad_clip
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if limit:
+            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        return norm
+
+    def settle(self, leave: int = 0) -> None:
+        """Look at updates in flight, oldest first, until `leave` are left."""
+        while len(self.in_flight) > leave:
+            update = self.in_flight.pop(0)
+            loss, norm, skipped, stop, save = update.reading.values()
+            self._check_finite(update.step, loss, norm, bool(skipped))
+            progress = self.state.progress
+            progress.window_sum += loss
+            progress.window_count += 1
+            progress.skipped += bool(skipped)
+            self.save_due |= save > 0
+            self._report(update, loss, norm)
+            if stop:
+                raise StopRequested(self.signals.signum or int(stop))
+
+    def drain(self) -> None:
+        """Look at every update in flight; the wait belongs to the last step's time."""
+        began = time.perf_counter()
+        for update in self.in_flight:
+            update.reading.values()
+        if self.in_flight:
+            self.clock.add(time.perf_counter() - began)
+        self.settle()
+
+    def _check_finite(self, step: int, loss: float, norm: float, skipped: bool) -> None:
+        scaler = self.state.scaler
+        scaled = scaler.is_enabled()
+        if scaled and skipped and math.isfinite(loss) and scaler.get_scale() >= 1:
+            return  # the scale was too high: it has been lowered, and that is no error
+        if not skipped:
+            return
+        if scaled and math.isfinite(loss):
+            what = (
+                f"the loss scale fell below 1 at step {step}: float16 cannot hold these gradients. Try --dtype bfloat16"
+            )
+        else:
+            what = f"{'loss' if not math.isfinite(loss) else 'gradient norm'} is {loss if not math.isfinite(loss) else norm}"
+            what += f" at step {step}. Try a lower --learning-rate"
+        kept = f"the checkpoint of step {self.saved_step}" if self.saved_step else "no checkpoint was saved yet"
+        raise NonFiniteError(
+            f"Stopped: {what}.\nThe last good step is {step - 1}; {kept}. "
+            f"To go on from there: nanogpt resume {self.run.path} --learning-rate RATE"
+        )
+
+    def _report(self, update: InFlight, loss: float, norm: float) -> None:
+        progress, config = self.state.progress, self.state.facts.config
+        window_loss = None
+        if update.step % config.train.log_interval == 0:
+            window_loss = progress.window_sum / progress.window_count
+            progress.window_sum, progress.window_count = 0.0, 0
+        rows = progress.rows - self.split.rows * (progress.step - update.step)
+        report = StepReport(
+            step=update.step,
+            loss=loss,
+            window_loss=window_loss,
+            lr=update.rate,
+            grad_norm=norm if math.isfinite(norm) else None,
+            tokens=rows * config.model.block_size,
+            epoch=self.order.epoch(rows),
+            skipped=progress.skipped,
+            memory_gib=memory_gib(self.compute.device),
+            **self.clock.figures(self.batches.waited_s, window=window_loss is not None),
+        )
+        progress.time_s = report.time_s
+        self.view.step(report)
+        if window_loss is not None:
+            line = {
+                "step": report.step,
+                "loss": window_loss,
+                "lr": report.lr,
+                "grad_norm": report.grad_norm,
+                "step_ms": report.step_ms,
+                "tokens_per_s": report.tokens_per_s,
+                "mfu": report.mfu,
+                "tokens": report.tokens,
+                "epoch": report.epoch,
+                "time_s": report.time_s,
+                "skipped": report.skipped,
+            }
+            self.metrics.append(line)
+            self.trackers.log(line)
+
+    def evaluate(self) -> None:
+        """Mean loss on both splits; a best one is saved, the training state first."""
+        progress = self.state.progress
+        if progress.step == progress.evaluated_step:
+            return
+        self.drain()
+        passes = [0, self._passes(self.evaluation.train_offsets) + self._passes(self.evaluation.val_offsets)]
+
+        def tick() -> None:
+            if not self.processes.several:
+                self.signals.check()
+            self.view.evaluating(*passes)
+            passes[0] += 1
+
+        val_loss = self._windows_loss(self.evaluation.val, self.evaluation.val_offsets, tick)
+        train_loss = self._windows_loss(self.evaluation.train, self.evaluation.train_offsets, tick)
+        if not math.isfinite(val_loss):
+            raise NonFiniteError(f"Stopped: the validation loss is {val_loss} after step {progress.step}; not saved.")
+        progress.evaluated_step = progress.step
+        before = progress.best_loss, progress.best_step
+        best = before[0] is None or val_loss < before[0]
+        if best:
+            progress.best_loss, progress.best_step = val_loss, progress.step
+        line = {"step": progress.step, "val_loss": val_loss, "train_loss": train_loss}
+        self.metrics.append(line)
+        self.trackers.log(line)
+        self.view.evaluated(EvalReport(progress.step, val_loss, train_loss, best))
+        if best and not (self.save(must=False) and self._save_best()):
+            progress.best_loss, progress.best_step = before  # the next evaluation may still become the best on disk
+
+    def _passes(self, offsets: npt.NDArray[np.int64]) -> int:
+        return -(-len(offsets) // (self.split.micro_batch * self.processes.world_size))
+
+    def _windows_loss(self, tokens: Tokens, offsets: npt.NDArray[np.int64], tick: Callable[[], None]) -> float:
+        return windows_loss(
+            self.model,
+            tokens,
+            offsets,
+            block_size=self.state.facts.config.model.block_size,
+            micro_batch=self.split.micro_batch,
+            compute=self.compute,
+            processes=self.processes,
+            progress=tick,
+        )
+
+    def _time_to_save(self, at_end: bool) -> bool:
+        step, settings = self.state.progress.step, self.state.facts.config.train
+        if step == self.saved_step:
+            return False
+        milestone = settings.keep_every and step % settings.keep_every == 0
+        return bool(at_end or self.save_due or milestone or step % save_interval(self.state.facts.config) == 0)
+
+    def _minutes_are_up(self) -> bool:
+        minutes = self.state.facts.config.train.save_minutes
+        return self.processes.main and minutes > 0 and self.clock.since_save() > 60 * minutes
+
+    def save(self, *, must: bool) -> bool:
+        """Write ckpt.pt, and a milestone where one is due; False if the disk has no room and `must` is not set.
+
+        A full disk in the middle of a run is a warning: the older checkpoint stays and the next save tries again.
+        At the end, or when a signal stops the run, it is an error.
+        """
+        self.drain()
+        step, settings = self.state.progress.step, self.state.facts.config.train
+        self.save_due = False
+        self.clock.saved()
+        checkpoint = self.state.checkpoint()
+        if self.processes.main:
+            began = time.perf_counter()
+            try:
+                self.metrics.sync()
+                save_checkpoint(
+                    checkpoint, self.run.checkpoint, previous=self.run.previous if settings.keep_previous else None
+                )
+                if settings.keep_every and step % settings.keep_every == 0:
+                    link_or_copy(self.run.checkpoint, self.run.milestone(step))
+            except OSError as error:
+                return self._save_failed(error, must)
+            self.view.saved(step, self.run.checkpoint, time.perf_counter() - began)
+        self.saved_step = step
+        self.processes.barrier()
+        return True
+
+    def _save_failed(self, error: OSError, must: bool) -> bool:
+        why = "the disk is full" if isinstance(error, DiskFullError) else "the run directory cannot be written"
+        kept = f"the checkpoint of step {self.saved_step} stays" if self.saved_step else "there is no checkpoint yet"
+        message = f"Step {self.state.progress.step} was not saved: {why} ({error}); {kept}."
+        if must:
+            raise NanogptError(f"{message} Make room, then: nanogpt resume {self.run.path}") from None
+        self.view.warn(f"{message} Training goes on; the next save tries again.")
+        return False
+
+    def _save_best(self) -> bool:
+        """Write best.pt; ckpt.pt, saved just before, says its own step is the best, so a kill here loses nothing."""
+        if self.processes.main:
+            try:
+                save_checkpoint(weights_only(self.state), self.run.best)
+            except OSError as error:
+                return self._save_failed(error, must=False)
+        return True
+
+    def _announce_stop(self, signal_name: str) -> None:
+        where = "step" if self.processes.several else "micro-step"
+        self.view.warn(f"{signal_name}: stopping after this {where}, then saving. Once more stops at once.")
+
+    def _save_and_stop(self, stop: StopRequested) -> None:
+        self.state.optimizer.zero_grad()  # of an unfinished update: resume takes the step again
+        self.save(must=True)
+        step = self.state.progress.step
+        raise StoppedError(
+            f"Stopped by {stop} after step {step}, which is saved. To go on: nanogpt resume {self.run.path}",
+            stop.signum,
+        )

@@ -1,0 +1,56 @@
+"""Signals that end a run after saving: the first is noted and obeyed at the next border, the second at once."""
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+from nanogpt_cli.errors import StoppedError
+
+HANDLED = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+class StopRequested(Exception):  # noqa: N818 - a request, not an error
+    """Leave the loop at this border and save."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+class StopSignals:
+    """While entered, remembers a stop signal instead of dying from it.
+
+    `announce` is called with the signal's name the moment the first one arrives; a second one raises `StoppedError`
+    out of whatever is running. A signal that was ignored before, such as SIGHUP under nohup, stays ignored.
+    """
+
+    def __init__(self, announce: Callable[[str], None]) -> None:
+        self.announce = announce
+        self.signum: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def check(self) -> None:
+        """Raise `StopRequested` if a signal has arrived."""
+        if self.signum is not None:
+            raise StopRequested(self.signum)
+
+    def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is threading.main_thread():
+            for name in HANDLED:
+                signum = getattr(signal, name, None)
+                if signum is not None and signal.getsignal(signum) is not signal.SIG_IGN:
+                    self._before[signum] = signal.signal(signum, self._arrived)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    def _arrived(self, signum: int, frame: FrameType | None) -> None:
+        if self.signum is not None:
+            raise StoppedError("Stopped at once by a second signal; the last checkpoint is whole.", signum)
+        self.signum = signum
+        # the handler may have interrupted a print, and printing is not reentrant: another thread waits its turn
+        threading.Thread(target=self.announce, args=[signal.Signals(signum).name], daemon=True).start()

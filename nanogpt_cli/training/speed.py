@@ -1,0 +1,116 @@
+"""How fast steps are: a clock that runs only inside steps, and results read from the device without making it wait."""
+
+import time
+from collections.abc import Callable
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+WARM_UP_STEPS = 2  # kernels are picked and caches filled in these; they count for no rate
+SMOOTHING = 0.9  # of the running rate, as in nanoGPT
+
+
+class Reading:
+    """A small tensor on its way to the host: `values()` waits only if the device is not done with it yet."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._copied: torch.cuda.Event | None = None
+        if tensor.device.type == "cuda":
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+        else:
+            self._host = tensor
+
+    def values(self) -> list[float]:
+        """The numbers."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return [float(v) for v in self._host.tolist()]
+
+
+class Figures(TypedDict):
+    """Speed, as a StepReport shows it."""
+
+    step_ms: float
+    tokens_per_s: float
+    mfu: float | None
+    time_s: float
+    wait_share: float
+
+
+class StepClock:
+    """Measures time inside steps only; evaluation and saving stand outside.
+
+    Args:
+        tokens_per_step: over all ranks.
+        flops_per_token: of the model, PaLM's formula.
+        peak_flops: of all devices together, FLOP/s; None where it is not known.
+        time_s: training time before this process.
+    """
+
+    def __init__(
+        self,
+        tokens_per_step: int,
+        flops_per_token: float,
+        peak_flops: float | None,
+        time_s: float = 0.0,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.tokens_per_step, self.flops_per_token, self.peak_flops = tokens_per_step, flops_per_token, peak_flops
+        self.time_s = time_s
+        self.now = now
+        self.steps = 0
+        self._began = self._saved = now()
+        self._running: float | None = None  # smoothed seconds a step
+        self._last = 0.0
+        self._window: list[float] = [0.0, 0.0, 0.0]  # seconds, steps, data wait at its start
+
+    def start(self) -> None:
+        """A step begins."""
+        self._began = self.now()
+
+    def stop(self) -> None:
+        """The step ends."""
+        seconds = self.now() - self._began
+        self.time_s += seconds
+        self.steps += 1
+        self._last = seconds
+        self._window[0] += seconds
+        self._window[1] += 1
+        if self.steps > WARM_UP_STEPS:
+            self._running = seconds if self._running is None else SMOOTHING * self._running + (1 - SMOOTHING) * seconds
+
+    def add(self, seconds: float) -> None:
+        """The last step took this much longer: the device was not done with it."""
+        self.time_s += seconds
+        self._window[0] += seconds
+
+    def saved(self) -> None:
+        """A checkpoint was written."""
+        self._saved = self.now()
+
+    def since_save(self) -> float:
+        """Seconds since the last checkpoint."""
+        return self.now() - self._saved
+
+    def figures(self, waited_s: float, *, window: bool) -> Figures:
+        """The running rate, or at a log step the mean rate since the last one.
+
+        Args:
+            waited_s: what the loop has waited for data in all.
+        """
+        seconds, steps, waited_before = self._window
+        step_s = self._running or self._last
+        share = (waited_s - waited_before) / seconds if seconds else 0.0
+        if window and steps:
+            step_s = seconds / steps
+            self._window = [0.0, 0.0, waited_s]
+        tokens_per_s = self.tokens_per_step / step_s if step_s else 0.0
+        known = self.peak_flops and self._running is not None and step_s
+        mfu = tokens_per_s * self.flops_per_token / self.peak_flops if known and self.peak_flops else None
+        return Figures(
+            step_ms=1000 * step_s, tokens_per_s=tokens_per_s, mfu=mfu, time_s=self.time_s, wait_share=min(1.0, share)
+        )

@@ -1,0 +1,140 @@
+"""Everything that makes up a run in progress, to a checkpoint and back."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nanogpt_cli.config.derived import Schedule
+from nanogpt_cli.config.schema import Config, ModelSettings
+from nanogpt_cli.errors import NonFiniteError, UserError
+from nanogpt_cli.model.gpt import GPT
+from nanogpt_cli.training.checkpoints import FORMAT, Checkpoint, non_finite
+from nanogpt_cli.training.optimizers import Optimizer
+
+
+@dataclass
+class Progress:
+    """How far a run is. `step` counts completed updates, `rows` the rows they consumed."""
+
+    step: int = 0
+    rows: int = 0
+    best_loss: float | None = None  # lowest validation loss, nats
+    best_step: int | None = None
+    evaluated_step: int = 0  # the last step that was evaluated
+    window_sum: float = 0.0  # losses since the last log line
+    window_count: int = 0
+    skipped: int = 0  # float16 updates that overflowed
+    time_s: float = 0.0  # training time
+
+
+@dataclass
+class Facts:
+    """What stays the same while a run goes on and stands in each of its checkpoints."""
+
+    config: Config
+    architecture: ModelSettings  # with vocab_size set
+    schedule: Schedule
+    eval_windows: int
+    tokenizer: dict[str, Any] | None
+    data: dict[str, Any]
+    layout: dict[str, Any]
+
+
+@dataclass
+class TrainingState:
+    """The live objects of a run and how far they are."""
+
+    model: GPT  # the bare module, whatever wraps it for the forward pass
+    optimizer: Optimizer
+    scaler: torch.amp.GradScaler
+    progress: Progress
+    facts: Facts
+
+    def checkpoint(self) -> Checkpoint:
+        """A complete training state; its tensors are the live ones, so write it before the next update.
+
+        Raises:
+            NonFiniteError: a weight or a moment is NaN or infinite: such a state is never saved.
+        """
+        model = self.model.state_dict()
+        optimizer = self.optimizer.state_by_name()
+        moments = {
+            f"{name} ({key})": value
+            for part in optimizer.values()
+            for name, m in part.items()
+            for key, value in m.items()
+        }
+        broken = non_finite(model) or non_finite(moments)
+        if broken:
+            raise NonFiniteError(f"{broken} is not finite after step {self.progress.step}; nothing was saved.")
+        block_size = self.facts.config.model.block_size
+        return {
+            "format": FORMAT,
+            "model": model,
+            "optimizer": optimizer,
+            "scaler": self.scaler.state_dict(),
+            "step": self.progress.step,
+            "rows": self.progress.rows,
+            "tokens": self.progress.rows * block_size,
+            "progress": dataclasses.asdict(self.progress),
+            "config": self.facts.config.to_toml(),
+            "architecture": self.facts.architecture.model_dump(),
+            "schedule": dataclasses.asdict(self.facts.schedule),
+            "eval_windows": self.facts.eval_windows,
+            "tokenizer": self.facts.tokenizer,
+            "data": self.facts.data,
+            "layout": self.facts.layout,
+        }
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take weights, moments, scale and progress over; settings stay as they are here.
+
+        Raises:
+            UserError: the checkpoint does not fit the model.
+        """
+        load_weights(self.model, checkpoint["model"])
+        try:
+            self.optimizer.load_state_by_name(checkpoint["optimizer"])
+        except (KeyError, IndexError, AttributeError, RuntimeError) as error:
+            raise UserError(f"the optimizer state does not fit this run: {error}") from None
+        if checkpoint.get("scaler"):
+            self.scaler.load_state_dict(checkpoint["scaler"])
+        self.progress = Progress(**checkpoint["progress"])
+
+
+def load_weights(model: GPT, weights: dict[str, torch.Tensor]) -> None:
+    """Copy weights by name into the bare module.
+
+    Raises:
+        UserError: tensors are missing, too many, of another shape, or not finite; names them.
+    """
+    own = model.state_dict()
+    problems = [f"missing {name}" for name in own.keys() - weights.keys()]
+    problems += [f"unexpected {name}" for name in weights.keys() - own.keys()]
+    problems += [
+        f"{name} is {tuple(weights[name].shape)} instead of {tuple(own[name].shape)}"
+        for name in own.keys() & weights.keys()
+        if own[name].shape != weights[name].shape
+    ]
+    if problems:
+        raise UserError(f"the weights do not fit this model: {'; '.join(sorted(problems)[:6])}.")
+    broken = non_finite(weights)
+    if broken:
+        raise UserError(f"the weights hold NaN or infinity ({broken}); use an earlier checkpoint.")
+    model.load_state_dict(weights)
+
+
+def weights_only(state: TrainingState) -> Checkpoint:
+    """What best.pt holds: enough to sample and evaluate, not to train on."""
+    return {
+        "format": FORMAT,
+        "model": state.model.state_dict(),
+        "step": state.progress.step,
+        "val_loss": state.progress.best_loss,
+        "config": state.facts.config.to_toml(),
+        "architecture": state.facts.architecture.model_dump(),
+        "tokenizer": state.facts.tokenizer,
+        "data": state.facts.data,
+    }
