@@ -8,7 +8,6 @@ import math
 import re
 import reprlib
 from dataclasses import dataclass
-from functools import cache
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -156,12 +155,16 @@ class Section:
             raise UserError("\n".join(problems))
 
 
-@cache
-def settings_of(cls: type[Any]) -> dict[str, Setting]:
+_READ: dict[str, dict[str, Setting]] = {}  # every Section class is read once
+
+
+def settings_of(cls: type[Section]) -> dict[str, Setting]:
     """The settings of one section by name."""
-    hints = get_type_hints(cls)
-    section = cls.__name__.removesuffix("Settings").lower()
-    return {f.name: _declared(section, f, hints[f.name]) for f in dataclasses.fields(cls)}
+    if cls.__name__ not in _READ:
+        hints = get_type_hints(cls)
+        section = cls.__name__.removesuffix("Settings").lower()
+        _READ[cls.__name__] = {f.name: _declared(section, f, hints[f.name]) for f in dataclasses.fields(cls)}
+    return _READ[cls.__name__]
 
 
 def _declared(section: str, field: "dataclasses.Field[Any]", hint: Any) -> Setting:
