@@ -17,6 +17,7 @@ Offsets = npt.NDArray[np.int64]
 
 # substreams of Purpose.ROWS; frozen, they are part of the order
 _RANDOM, _EPOCH_SHIFT = 0, 1
+_BLOCK = 1024  # places of an epoch worked out at once: a call for a few costs as much as one for a thousand
 
 
 class RowOrder:
@@ -32,21 +33,21 @@ class RowOrder:
         self.tokens, self.block_size, self.seed, self.sampling = tokens, block_size, seed, sampling
         # one window fewer than fit leaves the shift at least block_size places, so every window border moves
         self.windows = max(1, (tokens - 1) // block_size - 1)
-        self._epoch_order = lru_cache(maxsize=4)(self._draw_epoch)
+        self._block = lru_cache(maxsize=4)(self._draw_block)
 
     def offsets(self, first_row: int, count: int) -> Offsets:
         """First token of rows first_row .. first_row + count - 1, int64 (count,)."""
         if self.sampling == "random":
             words = raw(self.seed, Purpose.ROWS, substream=_RANDOM, start=first_row, count=count)
             return below(words, self.tokens - self.block_size)
-        rows = np.arange(first_row, first_row + count, dtype=np.int64)
-        epochs, places = np.divmod(rows, self.windows)
-        offsets = np.empty(count, dtype=np.int64)
-        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1) if count else ():
-            shift, permutation = self._epoch_order(epoch)
-            of_epoch = epochs == epoch
-            offsets[of_epoch] = shift + permutation(places[of_epoch]) * self.block_size
-        return offsets
+        row, end = first_row, first_row + count
+        pieces = [np.empty(0, dtype=np.int64)]
+        while row < end:
+            epoch, place = divmod(row, self.windows)
+            block, skip = divmod(place, _BLOCK)
+            pieces.append(self._block(epoch, block)[skip : skip + end - row])
+            row += len(pieces[-1])
+        return np.concatenate(pieces)
 
     def epoch(self, row: int) -> float:
         """Passes over the data after `row` rows; for "random", rows x block_size / (tokens - 1)."""
@@ -54,10 +55,11 @@ class RowOrder:
             return row * self.block_size / (self.tokens - 1)
         return row / self.windows
 
-    def _draw_epoch(self, epoch: int) -> tuple[int, Permutation]:
+    def _draw_block(self, epoch: int, block: int) -> Offsets:
         words = raw(self.seed, Purpose.ROWS, stream=epoch, substream=_EPOCH_SHIFT, count=1)
         shift = int(below(words, self.tokens - self.windows * self.block_size)[0])
-        return shift, Permutation(self.windows, self.seed, stream=epoch)
+        places = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, self.windows), dtype=np.int64)
+        return shift + Permutation(self.windows, self.seed, stream=epoch)(places) * self.block_size
 
 
 def rank_rows(first_row: int, split: Split, rank: int, micro_step: int) -> range:

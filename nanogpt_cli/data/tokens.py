@@ -1,25 +1,30 @@
-"""Reading windows of tokens from the files of a split.
+"""Reading windows of tokens: a split as a stream, and a data set as two of them.
 
-A split is one file or several shards, seen as one stream. It is read by plain reads: a memory map would keep every page
-it touched resident, and a run touches them all.
+A split is one file or several shards. It is read by plain reads: a memory map would keep every page it touched
+resident, and a run touches them all.
 """
 
+import hashlib
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nanogpt_cli.errors import NanogptError, UserError
 
+if TYPE_CHECKING:
+    from nanogpt_cli.data.tokenizers import Tokenizer
+
 Ids = npt.NDArray[np.int64]
 
 OPEN_FILES = 64  # shards kept open at once; some systems allow a process 256 files
+SAMPLED_BLOCKS, SAMPLED_TOKENS = 64, 1024
 
 
 @dataclass(frozen=True)
@@ -34,10 +39,12 @@ class TokenFile:
 class Tokens:
     """A split as one stream of `count` tokens. May be used from several threads, forked and pickled."""
 
-    def __init__(self, files: Sequence[TokenFile], dtype: str, highest_id: int | None = None) -> None:
+    def __init__(
+        self, files: Sequence[TokenFile], dtype: str, highest_id: int | None = None, sha256: str | None = None
+    ) -> None:
         self.files = tuple(files)
         self.dtype = np.dtype(dtype).newbyteorder("<")
-        self.highest_id = highest_id  # None where nobody has looked yet
+        self.highest_id, self.sha256 = highest_id, sha256  # None where nobody has looked yet
         self._starts = np.cumsum([0, *(file.count for file in files)])
         self.count = int(self._starts[-1])
         self._forget_handles()
@@ -47,7 +54,7 @@ class Tokens:
         """The files, in the order of the stream."""
         return [file.path for file in self.files]
 
-    def read(self, offsets: npt.NDArray[np.int64], length: int) -> Ids:
+    def read(self, offsets: Ids, length: int) -> Ids:
         """`length` tokens from each of `offsets`: int64 (len(offsets), length).
 
         Raises:
@@ -56,28 +63,40 @@ class Tokens:
         """
         if len(offsets) and not (offsets.min() >= 0 and offsets.max() + length <= self.count):
             raise ValueError(f"a window of {length} tokens lies outside 0 .. {self.count}")
-        return self._read_raw(offsets, length).astype(np.int64)
-
-    def locate(self, position: int) -> tuple[Path, int]:
-        """The file that holds a token of the stream, and the token's number in that file."""
-        shard = int(np.searchsorted(self._starts, position, side="right")) - 1
-        return self.files[shard].path, position - int(self._starts[shard])
-
-    def _read_raw(self, offsets: npt.NDArray[np.int64], length: int) -> npt.NDArray[Any]:
         if self._process != os.getpid():  # a forked child would share the parent's file positions
             self._forget_handles()
         window = np.empty((len(offsets), length), dtype=self.dtype)
         first_shards = np.searchsorted(self._starts, offsets, side="right") - 1
         with self._lock:
             for row, offset, shard in zip(window, offsets.tolist(), first_shards.tolist(), strict=True):
-                done = 0
-                while done < length:  # a window may run over into the next shards
-                    inside = offset + done - int(self._starts[shard])
-                    take = min(length - done, self.files[shard].count - inside)
-                    if take:
-                        self._read_into(row[done : done + take], shard, inside)
-                    done, shard = done + take, shard + 1
-        return window
+                self._read_row(row, offset, shard)
+        return window.astype(np.int64)
+
+    def sampled(self) -> tuple[Ids, Ids]:
+        """Blocks spread evenly over the stream: positions and ids, int64 (blocks, tokens of a block) both."""
+        length = min(SAMPLED_TOKENS, self.count)
+        blocks = min(SAMPLED_BLOCKS, -(-self.count // max(1, length)))
+        offsets = np.arange(blocks, dtype=np.int64) * (self.count - length) // max(1, blocks - 1)
+        return offsets[:, None] + np.arange(length), self.read(offsets, length)
+
+    def digest(self) -> str:
+        """Names the content cheaply, wherever it lies and however it is cut into files: SHA-256 of `sampled`."""
+        _, ids = self.sampled()
+        return hashlib.sha256(self.count.to_bytes(8, "little") + ids.astype("<u4").tobytes()).hexdigest()
+
+    def locate(self, position: int) -> tuple[Path, int]:
+        """The file that holds a token of the stream, and the token's number in that file."""
+        shard = int(np.searchsorted(self._starts, position, side="right")) - 1
+        return self.files[shard].path, position - int(self._starts[shard])
+
+    def _read_row(self, row: npt.NDArray[Any], offset: int, shard: int) -> None:
+        done = 0
+        while done < len(row):  # a window may run over into the next shards
+            inside = offset + done - int(self._starts[shard])
+            take = min(len(row) - done, self.files[shard].count - inside)
+            if take:
+                self._read_into(row[done : done + take], shard, inside)
+            done, shard = done + take, shard + 1
 
     def _read_into(self, target: npt.NDArray[Any], shard: int, inside: int) -> None:
         file = self._handles.get(shard) or self._open(shard)
@@ -99,25 +118,61 @@ class Tokens:
         self._process, self._lock = os.getpid(), threading.Lock()
         self._handles: dict[int, FileIO] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"files": self.files, "dtype": self.dtype.str, "highest_id": self.highest_id}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokens, (self.files, self.dtype.str, self.highest_id, self.sha256)
 
 
-def check_batch(batch: Ids, offsets: npt.NDArray[np.int64], tokens: Tokens, vocab_size: int) -> None:
+@dataclass
+class DataSet:
+    """Two splits and what is known about their ids."""
+
+    folder: Path
+    name: str
+    train: Tokens
+    val: Tokens
+    tokenizer: "Tokenizer | None"
+    vocab_size: int  # rows of the token table for a model trained from scratch
+    vocab_source: str  # where vocab_size comes from, in words
+    notes: list[str] = field(default_factory=list)  # what a reader of the plan should know
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells this data set from another one, in plain types; the same wherever the folder lies."""
+        splits = {}
+        for split, tokens in (("train", self.train), ("val", self.val)):
+            splits[split] = {"tokens": tokens.count, "dtype": tokens.dtype.name, "digest": tokens.digest()}
+            if tokens.sha256 is not None:
+                splits[split]["sha256"] = tokens.sha256
+        return {"name": self.name, "folder": str(self.folder), **splits}
+
+
+def difference(saved: dict[str, Any], current: dict[str, Any]) -> str | None:
+    """How two fingerprints differ in content, in words; None when they are of the same data."""
+    for split in ("train", "val"):
+        old, new = saved[split], current[split]
+        if old["tokens"] != new["tokens"]:
+            return f"the {split} split had {old['tokens']:,} tokens, now {new['tokens']:,}"
+        if any(old[key] != new[key] for key in ("digest", "sha256") if key in old and key in new):
+            return f"the {split} split has as many tokens as before, but not the same ones"
+    return None
+
+
+def check_batch(batch: Ids, offsets: Ids, tokens: Tokens, vocab_size: int) -> None:
     """Refuse a batch (B, length), read at `offsets` (B,), that holds an id of `vocab_size` or more: UserError."""
     if batch.size == 0 or batch.max() < vocab_size:
         return
     row, column = np.argwhere(batch >= vocab_size)[0].tolist()
-    raise bad_id(tokens, int(offsets[row]) + column, int(batch[row, column]), vocab_size)
+    token = int(batch[row, column])
+    raise bad_id(tokens, int(offsets[row]) + column, token, vocab_size, _fitting_table(token))
 
 
-def bad_id(tokens: Tokens, position: int, token: int, vocab_size: int) -> UserError:
-    """The error for an id that the model has no row for."""
+def bad_id(tokens: Tokens, position: int, token: int, vocab_size: int, advice: str) -> UserError:
+    """The error for an id outside the vocabulary."""
     path, inside = tokens.locate(position)
     return UserError(
         f"{path} holds id {token:,} at token {inside:,}, but the vocabulary has {vocab_size:,} ids (0 to "
-        f"{vocab_size - 1:,}). Prepare the data set again, or give a size that fits: --vocab-size {token + 1} or more."
+        f"{vocab_size - 1:,}). {advice}"
     )
+
+
+def _fitting_table(highest_id: int) -> str:
+    return f"Prepare the data set again, or start a run with a table that holds it: --vocab-size {highest_id + 1}."
