@@ -109,9 +109,7 @@ def _prepared(
             if name in tensors:
                 tensors[name] = tensors[name][:tokenizer_size]
         settings = replace(settings, vocab_size=tokenizer_size)
-        notes.append(
-            f"{padded - tokenizer_size} padding rows of the token table were cut: {padded:,} -> {tokenizer_size:,}."
-        )
+        notes.append(f"The token table was cut from {padded:,} to {tokenizer_size:,} rows: the others are padding.")
     if dtype != torch.float32:
         notes.append(f"Weights were rounded from float32 to {_name(dtype)}.")
     return settings, {name: t.to(dtype).contiguous() for name, t in tensors.items()}, notes
@@ -126,9 +124,8 @@ def _write_gpt2(
 ) -> None:
     with_biases = parameter_shapes(replace(settings, bias=True))
     zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in with_biases.items() if name not in tensors}
-    _save(
-        folder, {(name if name == HEAD else PREFIX + name): to_stored(name, t) for name, t in (tensors | zeros).items()}
-    )
+    stored = {(n if n == HEAD else PREFIX + n): to_stored(n, t) for n, t in (tensors | zeros).items()}
+    _save(folder, stored)
     _write_json(folder / CONFIG, gpt2_config(settings, eot, dtype))
     _write_json(folder / "generation_config.json", {"bos_token_id": eot, "eos_token_id": eot})
 
