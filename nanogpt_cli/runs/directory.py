@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,71 +23,39 @@ RUNS = Path("runs")
 State = Literal["running", "finished", "stopped", "damaged"]
 
 
-@dataclass(frozen=True)
 class RunDirectory:
     """The names of a run's files; none of them need exist."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.absolute().name
+        self.config = path / "config.toml"  # settings, and [derived]
+        self.tokenizer = path / "tokenizer.toml"  # absent if the data set has none
+        self.checkpoint = path / "ckpt.pt"  # the last complete training state
+        self.previous = path / "ckpt-previous.pt"  # the one before it
+        self.best = path / "best.pt"  # the weights with the lowest validation loss
+        self.logs = path / "logs"  # what only people and plots read
+        self.metrics = self.logs / "metrics.jsonl"
+        self.log_file = self.logs / "train.log"
+        self.environment = self.logs / "environment.toml"
 
-    @property
-    def name(self) -> str:
-        """The folder's name."""
-        return self.path.absolute().name
-
-    @property
-    def config(self) -> Path:
-        """Settings, and what was derived from them."""
-        return self.path / "config.toml"
-
-    @property
-    def tokenizer(self) -> Path:
-        """What turns ids into text; absent if the data set has no tokenizer."""
-        return self.path / "tokenizer.toml"
-
-    @property
-    def checkpoint(self) -> Path:
-        """The last complete training state."""
-        return self.path / "ckpt.pt"
-
-    @property
-    def previous(self) -> Path:
-        """The training state before the last."""
-        return self.path / "ckpt-previous.pt"
-
-    @property
-    def best(self) -> Path:
-        """The weights with the lowest validation loss."""
-        return self.path / "best.pt"
+    def __repr__(self) -> str:
+        return f"RunDirectory({self.path})"
 
     def milestone(self, step: int) -> Path:
         """The checkpoint that `keep_every` keeps."""
         return self.path / f"ckpt-{step:06d}.pt"
 
-    @property
-    def logs(self) -> Path:
-        """The folder of everything that is only read by people and plots."""
-        return self.path / "logs"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object a line."""
-        return self.logs / "metrics.jsonl"
-
-    @property
-    def log_file(self) -> Path:
-        """What was said while training, without escape codes."""
-        return self.logs / "train.log"
-
-    @property
-    def environment(self) -> Path:
-        """Versions, device and command line of the start."""
-        return self.logs / "environment.toml"
-
 
 def create_run(
-    path: Path, *, config: dict[str, Any], tokenizer: dict[str, Any] | None, environment: dict[str, Any]
+    path: Path,
+    *,
+    config: dict[str, Any],
+    tokenizer: dict[str, Any] | None,
+    environment: dict[str, Any],
+    fill: Callable[["RunDirectory"], None] = lambda run: None,
 ) -> RunDirectory:
-    """Make the run directory `path`: complete with its TOML files, or not at all.
+    """Make the run directory `path`: complete with its TOML files and what `fill` adds, or not at all.
 
     Raises:
         UserError: `path` exists (an empty folder is taken over), or its place cannot be written.
@@ -105,6 +73,7 @@ def create_run(
                 if tokenizer is not None:
                     files.write_toml(run.tokenizer, tokenizer)
                 files.write_toml(run.config, config)
+            fill(run)
             if path.is_dir() and os.name == "nt":
                 path.rmdir()  # elsewhere a rename takes the place of an empty folder
             building.rename(path)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from nanogpt_cli.runs.hints import OverfitWatch, first_loss_hint
 
@@ -58,8 +58,11 @@ class EvalReport:
     best: bool
 
 
-class View(Protocol):
-    """What the training loop tells whoever watches. Every call is cheap and none of them raises for a lost terminal."""
+class View:
+    """What the training loop tells whoever watches, and the silent view: ranks but the first show nothing.
+
+    Every call is cheap, and none of them raises because a terminal was lost.
+    """
 
     def start(self, start: Start) -> None:
         """Training begins."""
@@ -68,35 +71,25 @@ class View(Protocol):
         """An update is complete."""
 
     def evaluating(self, done: int, total: int) -> None:
-        """An evaluation goes on."""
+        """An evaluation goes on: so many of its batches are done."""
 
     def evaluated(self, report: EvalReport) -> None:
         """An evaluation is complete."""
 
     def saved(self, step: int, path: Path, seconds: float) -> None:
-        """A checkpoint is durable."""
+        """A checkpoint is durable; writing it took so long."""
 
     def say(self, text: str) -> None:
-        """Something the user should read."""
+        """Something to read."""
 
     def warn(self, text: str) -> None:
-        """Something the user should act on."""
+        """Something to act on."""
 
     def close(self) -> None:
         """Leave the terminal as it was."""
 
 
-class SilentView:
-    """Shows nothing: every rank but the first, and programs that only want the result."""
-
-    def start(self, start: Start) -> None: ...
-    def step(self, report: StepReport) -> None: ...
-    def evaluating(self, done: int, total: int) -> None: ...
-    def evaluated(self, report: EvalReport) -> None: ...
-    def saved(self, step: int, path: Path, seconds: float) -> None: ...
-    def say(self, text: str) -> None: ...
-    def warn(self, text: str) -> None: ...
-    def close(self) -> None: ...
+SilentView = View
 
 
 class Output:
@@ -124,70 +117,60 @@ class Output:
             self._own.close()
 
 
-class PlainView:
+class PlainView(View):
     """One line of fixed order and width a log interval, and at least one every 30 s; no escape codes."""
 
     def __init__(
         self, stream: TextIO | None, log_file: Path | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self.clock = clock
+        self.pace = Pace(clock)
         self._output = Output(stream, log_file)
-        self._clock = clock
-        self._start: Start | None = None
-        self._pace = Pace(clock)
         self._watch = OverfitWatch()
-        self._last = -math.inf  # when a line was written
+        self._written = -math.inf  # when
 
     def start(self, start: Start) -> None:
-        """Say what the numbers of the lines mean."""
-        self._start = start
-        self._pace = Pace(self._clock)
+        self._start, self.pace = start, Pace(self.clock)
         if start.peak_tflops is not None:
             of = f"{peak(start.peak_tflops)} ({start.peak_source})"
-            self.say(f"mfu is one device's share of {of}; tok/s is over all ranks")
+            self._line(f"mfu is one device's share of {of}; tok/s is over all ranks")
 
     def step(self, report: StepReport) -> None:
-        """Write the line of a log step, or of a slow one."""
-        start = self._start
-        assert start is not None
-        self._pace.step(report.step)
+        self.pace.step(report.step)
         if report.step == 1 and report.loss is not None:
-            hint = first_loss_hint(report.loss, start.vocab_size)
-            if hint:
-                self.warn(hint)
-        if report.window_loss is not None or self._clock() - self._last >= LONGEST_SILENCE:
-            self._line(step_line(report, start, self._pace.left(report.step, start.max_iters)))
+            self._hint(first_loss_hint(report.loss, self._start.vocab_size))
+        if report.window_loss is not None or self._silent_for_long():
+            self._line(step_line(report, self._start, self.pace.left(report.step, self._start.max_iters)))
 
     def evaluating(self, done: int, total: int) -> None:
-        """Break a long silence."""
-        if self._clock() - self._last >= LONGEST_SILENCE:
+        if self._silent_for_long():
             self._line(f"evaluating, {done} of {total} batches")
 
     def evaluated(self, report: EvalReport) -> None:
-        """Write the line of an evaluation."""
-        assert self._start is not None
         self._line(eval_line(report, self._start))
-        hint = self._watch.evaluated(report.step, report.val_loss, report.train_loss)
-        if hint:
-            self.warn(hint)
+        self._hint(self._watch.evaluated(report.step, report.val_loss, report.train_loss))
 
     def saved(self, step: int, path: Path, seconds: float) -> None:
-        """Name the checkpoint."""
         self._line(f"saved step {step:,} in {path} ({seconds:.1f} s)")
 
     def say(self, text: str) -> None:
-        """Write the text as it is."""
         self._line(text)
 
     def warn(self, text: str) -> None:
-        """Write the text, marked."""
-        self._line(f"note: {text}")
+        self.say(f"note: {text}")
 
     def close(self) -> None:
-        """Close the log file."""
         self._output.close()
 
+    def _hint(self, text: str | None) -> None:
+        if text:
+            self.warn(text)
+
+    def _silent_for_long(self) -> bool:
+        return self.clock() - self._written >= LONGEST_SILENCE
+
     def _line(self, text: str) -> None:
-        self._last = self._clock()
+        self._written = self.clock()
         self._output.line(text)
 
 
@@ -246,7 +229,7 @@ def counter(step: int, last: int) -> str:
 
 def number(value: float | None, form: str) -> str:
     """A number, or a dash of the same width."""
-    return "-".rjust(int(form.split(".")[0])) if value is None else format(value, form)
+    return "-".rjust(int(form.split(".")[0] or 1)) if value is None else format(value, form)
 
 
 def mfu(report: StepReport, start: Start) -> str:
@@ -281,8 +264,14 @@ def duration(seconds: float | None) -> str:
     return f"{whole}s"
 
 
-def make_view(stream: TextIO = sys.stderr, rank: int = 0, log_file: Path | None = None) -> View:
-    """The view for this place: the panel on a terminal, plain lines elsewhere, nothing on ranks but the first."""
+def make_view(stream: TextIO | None = None, rank: int = 0, log_file: Path | None = None) -> View:
+    """The view for this place: a panel on a terminal, plain lines elsewhere, nothing on ranks but the first.
+
+    `stream` is standard error if it is not given; `log_file` gets every line as well.
+    """
+    from nanogpt_cli.runs.live import LiveView, usable_terminal
+
+    stream = sys.stderr if stream is None else stream
     if rank != 0:
         return SilentView()
-    return PlainView(stream, log_file)
+    return LiveView(stream, log_file) if usable_terminal(stream) else PlainView(stream, log_file)

@@ -1,0 +1,56 @@
+"""What a run was started with, for environment.toml: versions, commit, machine, command line."""
+
+import os
+import platform
+import secrets
+import shlex
+import subprocess
+import sys
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "numpy", "tiktoken", "typer", "rich")
+
+
+def environment(device: str) -> dict[str, Any]:
+    """The table of environment.toml. `device` names the hardware in words; `run_id` is new with every call."""
+    return {
+        "run_id": secrets.token_hex(8),
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": shlex.join(["nanogpt", *sys.argv[1:]]),
+        "folder": str(Path.cwd()),
+        "device": device,
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count() or 0,
+        **_git(),
+        "versions": {"nanogpt-cli": _version("nanogpt-cli"), "python": platform.python_version(), **_packages()},
+    }
+
+
+def _packages() -> dict[str, str]:
+    return {name: _version(name) for name in PACKAGES}
+
+
+def _version(name: str) -> str:
+    """From the package's metadata: nothing is imported for it."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _git() -> dict[str, Any]:
+    """The commit of the working folder and whether it was changed since; empty without git or a repository."""
+    try:
+        sha = _git_says("rev-parse", "HEAD")
+        return {"git_sha": sha, "git_changed": bool(_git_says("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return {}
+
+
+def _git_says(*words: str) -> str:
+    done = subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

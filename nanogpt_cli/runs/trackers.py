@@ -1,0 +1,110 @@
+"""TensorBoard and Weights & Biases beside metrics.jsonl; whatever goes wrong with them, training goes on."""
+
+import tomllib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from nanogpt_cli.config.schema import Config
+from nanogpt_cli.runs.directory import RunDirectory
+
+
+class Tracker(Protocol):
+    """Somewhere else that numbers go to. May raise anything: `Trackers` guards the training against it."""
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Keep the numbers of one metrics line."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+class TensorBoard:
+    """Event files in logs/tensorboard; on a resume what lies after `first_step` is purged from the curves."""
+
+    def __init__(self, config: Config, run: RunDirectory, first_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # torch is loaded already where training runs
+
+        folder = run.logs / "tensorboard"
+        self._writer = SummaryWriter(str(folder), purge_step=first_step + 1 if first_step else None)
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """One scalar a number."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+
+class WandB:
+    """One W&B run for the whole life of a run, resumes included: its id stands in environment.toml."""
+
+    def __init__(self, config: Config, run: RunDirectory, first_step: int) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=config.log.wandb_project,
+            name=config.log.wandb_run_name or run.name,
+            id=tomllib.loads(run.environment.read_text("utf-8"))["run_id"],
+            resume="allow",
+            dir=str(run.logs),
+            config=config.to_toml(),
+        )
+        # an axis of its own: W&B's own step cannot go back to a checkpoint
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """One row."""
+        self._run.log({"step": step, **values})
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._run.finish()
+
+
+KINDS: dict[str, Callable[[Config, RunDirectory, int], Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB}
+
+
+class Trackers:
+    """All trackers of a run. One that fails is named once and left out from then on."""
+
+    def __init__(self, trackers: Sequence[tuple[str, Tracker]] = (), warn: Callable[[str], None] = print) -> None:
+        self._trackers = dict(trackers)
+        self._warn = warn
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Pass on the numbers of a metrics line; `step` is their place."""
+        values = {key: value for key, value in line.items() if key != "step" and value is not None}
+        self._each(lambda tracker: tracker.log(line["step"], values))
+
+    def close(self) -> None:
+        """Let every tracker write what is left."""
+        self._each(lambda tracker: tracker.close())
+        self._trackers.clear()
+
+    def _each(self, act: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._trackers.items()):
+            try:
+                act(tracker)
+            except Exception as error:  # foreign code: no list of what it may raise, and no reason to lose a run
+                del self._trackers[name]
+                self._warn(_failed(name, error))
+
+
+def open_trackers(config: Config, run: RunDirectory, first_step: int, warn: Callable[[str], None]) -> Trackers:
+    """Start the trackers that the settings ask for; `warn` gets one sentence for each that cannot be started."""
+    opened = []
+    for name, kind in KINDS.items():
+        if getattr(config.log, name):
+            try:
+                opened.append((name, kind(config, run, first_step)))
+            except Exception as error:  # as in `_each`
+                warn(_failed(name, error))
+    return Trackers(opened, warn)
+
+
+def _failed(name: str, error: Exception) -> str:
+    missing = isinstance(error, ModuleNotFoundError)
+    advice = f" Install it with: pip install 'nanogpt-cli[{name}]'." if missing else ""
+    return f"{name} is left out: {error or type(error).__name__}.{advice} Training goes on; metrics.jsonl has it all."
