@@ -78,7 +78,15 @@ def load_checkpoint(path: Path, *, mmap: bool = True) -> Checkpoint:
     Raises:
         UserError: missing, truncated, damaged, or no checkpoint of this program; says which.
     """
-    content = read_torch_file(path, mmap=mmap)
+    return own_checkpoint(read_torch_file(path, mmap=mmap), path)
+
+
+def own_checkpoint(content: Any, path: Path) -> Checkpoint:
+    """`content`, read from `path`, if it is a checkpoint of this program.
+
+    Raises:
+        UserError: it is something else, or of a later format.
+    """
     if not isinstance(content, dict) or not content.keys() >= WEIGHTS_KEYS:
         hint = " It looks like a nanoGPT checkpoint." if is_nanogpt(content) else ""
         raise UserError(f"{path}: not a checkpoint of this program.{hint}")
