@@ -188,7 +188,7 @@ class Training:
                 f"the loss scale fell below 1 at step {step}: float16 cannot hold these gradients. Try --dtype bfloat16"
             )
         else:
-            what = f"{'loss' if not math.isfinite(loss) else 'gradient norm'} is {loss if not math.isfinite(loss) else norm}"
+            what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
             what += f" at step {step}. Try a lower --learning-rate"
         kept = f"the checkpoint of step {self.saved_step}" if self.saved_step else "no checkpoint was saved yet"
         raise NonFiniteError(
@@ -209,7 +209,7 @@ class Training:
             window_loss=window_loss,
             lr=update.rate,
             grad_norm=norm if math.isfinite(norm) else None,
-            tokens=rows * config.model.block_size,
+            tokens=rows * self.state.facts.architecture.block_size,
             epoch=self.order.epoch(rows),
             skipped=progress.skipped,
             memory_gib=memory_gib(self.compute.device),
@@ -272,7 +272,7 @@ class Training:
             self.model,
             tokens,
             offsets,
-            block_size=self.state.facts.config.model.block_size,
+            block_size=self.state.facts.architecture.block_size,
             micro_batch=self.split.micro_batch,
             compute=self.compute,
             processes=self.processes,

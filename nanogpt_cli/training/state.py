@@ -10,6 +10,7 @@ from nanogpt_cli.config.derived import Schedule
 from nanogpt_cli.config.schema import Config, ModelSettings
 from nanogpt_cli.errors import NonFiniteError, UserError
 from nanogpt_cli.model.gpt import GPT
+from nanogpt_cli.model.weights import check_shapes, shapes_of
 from nanogpt_cli.training.checkpoints import FORMAT, Checkpoint, non_finite
 from nanogpt_cli.training.optimizers import Optimizer
 
@@ -69,7 +70,7 @@ class TrainingState:
         broken = non_finite(model) or non_finite(moments)
         if broken:
             raise NonFiniteError(f"{broken} is not finite after step {self.progress.step}; nothing was saved.")
-        block_size = self.facts.config.model.block_size
+        block_size = self.facts.architecture.block_size
         return {
             "format": FORMAT,
             "model": model,
@@ -80,7 +81,7 @@ class TrainingState:
             "tokens": self.progress.rows * block_size,
             "progress": dataclasses.asdict(self.progress),
             "config": self.facts.config.to_toml(),
-            "architecture": self.facts.architecture.model_dump(),
+            "architecture": dataclasses.asdict(self.facts.architecture),
             "schedule": dataclasses.asdict(self.facts.schedule),
             "eval_windows": self.facts.eval_windows,
             "tokenizer": self.facts.tokenizer,
@@ -88,41 +89,32 @@ class TrainingState:
             "layout": self.facts.layout,
         }
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, checkpoint: Checkpoint, source: str) -> None:
         """Take weights, moments, scale and progress over; settings stay as they are here.
 
         Raises:
             UserError: the checkpoint does not fit the model.
         """
-        load_weights(self.model, checkpoint["model"])
+        load_weights(self.model, checkpoint["model"], source)
         try:
             self.optimizer.load_state_by_name(checkpoint["optimizer"])
         except (KeyError, IndexError, AttributeError, RuntimeError) as error:
-            raise UserError(f"the optimizer state does not fit this run: {error}") from None
+            raise UserError(f"{source}: the optimizer state does not fit this run: {error}") from None
         if checkpoint.get("scaler"):
             self.scaler.load_state_dict(checkpoint["scaler"])
         self.progress = Progress(**checkpoint["progress"])
 
 
-def load_weights(model: GPT, weights: dict[str, torch.Tensor]) -> None:
+def load_weights(model: GPT, weights: dict[str, torch.Tensor], source: str) -> None:
     """Copy weights by name into the bare module.
 
     Raises:
         UserError: tensors are missing, too many, of another shape, or not finite; names them.
     """
-    own = model.state_dict()
-    problems = [f"missing {name}" for name in own.keys() - weights.keys()]
-    problems += [f"unexpected {name}" for name in weights.keys() - own.keys()]
-    problems += [
-        f"{name} is {tuple(weights[name].shape)} instead of {tuple(own[name].shape)}"
-        for name in own.keys() & weights.keys()
-        if own[name].shape != weights[name].shape
-    ]
-    if problems:
-        raise UserError(f"the weights do not fit this model: {'; '.join(sorted(problems)[:6])}.")
+    check_shapes(shapes_of(weights), shapes_of(model.state_dict()), source)
     broken = non_finite(weights)
     if broken:
-        raise UserError(f"the weights hold NaN or infinity ({broken}); use an earlier checkpoint.")
+        raise UserError(f"{source}: the weights hold NaN or infinity ({broken}). Use an earlier checkpoint.")
     model.load_state_dict(weights)
 
 
@@ -134,7 +126,7 @@ def weights_only(state: TrainingState) -> Checkpoint:
         "step": state.progress.step,
         "val_loss": state.progress.best_loss,
         "config": state.facts.config.to_toml(),
-        "architecture": state.facts.architecture.model_dump(),
+        "architecture": dataclasses.asdict(state.facts.architecture),
         "tokenizer": state.facts.tokenizer,
         "data": state.facts.data,
     }

@@ -1,0 +1,275 @@
+"""What a run is going to do, worked out before anything is made: for the user to read and for `start` to carry out."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanogpt_cli.config.derived import Derived, Schedule, Split, data_folder, derive, schedule_of, split_rows
+from nanogpt_cli.config.layers import Layered
+from nanogpt_cli.config.schema import Config, ModelSettings
+from nanogpt_cli.data.rows import RowOrder
+from nanogpt_cli.data.token_files import DataSet, check_fits, open_data_set
+from nanogpt_cli.errors import UserError
+from nanogpt_cli.model.flops import flops_per_token, memory_estimate, parameter_table, peak_tflops
+from nanogpt_cli.training.checkpoints import Checkpoint
+from nanogpt_cli.training.device import Compute, choose_compute, device_name, measure_peak_flops
+
+Row = tuple[str, str, str]  # label, value, where it comes from
+
+# below this many FLOPs a compiled model does not earn back the time it takes to compile (about a minute on a GPU)
+LONG_RUN_FLOPS = 1e16
+
+
+@dataclass
+class Plan:
+    """A run, worked out: `start_new` or `start_resume` carries it out."""
+
+    run_path: Path
+    config: Config
+    origins: dict[str, str]
+    derived: Derived
+    architecture: ModelSettings  # with vocab_size set
+    schedule: Schedule
+    split: Split
+    eval_windows: int
+    data_set: DataSet
+    compute: Compute
+    makes_run: bool = True  # whether run_path is new
+    checkpoint: Checkpoint | None = None  # where a resumed run goes on; None starts at step 0
+    checkpoint_path: Path | None = None
+    initial_weights: dict[str, torch.Tensor] | None = None  # of init_from
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    peak: tuple[float, str] | None = None  # FLOP/s of one device, and how it is known
+
+    @property
+    def first_step(self) -> int:
+        """Updates done already."""
+        return int(self.checkpoint["step"]) if self.checkpoint else 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self.first_step >= self.config.train.max_iters
+
+    @property
+    def order(self) -> RowOrder:
+        """Which row of the data each row of the run is."""
+        c = self.config
+        return RowOrder(self.data_set.train.count, self.architecture.block_size, c.train.seed, c.data.sampling)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Over all ranks."""
+        return self.split.rows * self.architecture.block_size
+
+    def groups(self) -> list[tuple[str, list[Row]]]:
+        """The plan for people: titled groups of (label, value, reason)."""
+        return [
+            ("model", self._model_rows()),
+            ("data", self._data_rows()),
+            ("training", self._training_rows()),
+            ("machine", self._machine_rows()),
+        ]
+
+    def _model_rows(self) -> list[Row]:
+        m = self.architecture
+        count = sum(parameter_table(m).values())
+        vocabulary = f"vocabulary {m.vocab_size:,}: {self.derived.reasons.get('vocab_size', 'as set')}"
+        shape = f"{m.n_layer} layers, {m.n_head} heads, width {m.n_embd}, context {m.block_size}"
+        return [
+            ("model", shape, ""),
+            ("parameters", f"{count:,}", vocabulary),
+        ]
+
+    def _data_rows(self) -> list[Row]:
+        d = self.data_set
+        return [("data set", f"{d.name}, {d.train.count:,} train and {d.val.count:,} val tokens", str(d.folder))]
+
+    def _training_rows(self) -> list[Row]:
+        c = self.config
+        left = c.train.max_iters - self.first_step
+        epochs = self.order.epoch(left * self.split.rows)
+        steps_an_epoch = self.order.windows / self.split.rows
+        s = self.schedule
+        rates = f"{s.learning_rate:g} {s.shape}"
+        if s.shape != "constant":
+            rates += f" to {s.min_lr:g} at step {s.lr_decay_iters:,}"
+        return [
+            ("updates", f"{left:,}", f"step {self.first_step:,} to {c.train.max_iters:,}"),
+            ("tokens a step", f"{self.tokens_per_step:,}", f"{self.split.sum} x {self.architecture.block_size} tokens"),
+            ("epochs", f"{epochs:.2f}", f"{steps_an_epoch:,.1f} steps an epoch"),
+            ("optimizer", c.optim.optimizer, f"weight decay {c.optim.weight_decay:g}, clip {c.optim.grad_clip:g}"),
+            ("learning rate", rates, f"{s.warmup_iters:,} steps of warm-up"),
+        ]
+
+    def _machine_rows(self) -> list[Row]:
+        c, compute = self.config, self.compute
+        per_token = flops_per_token(self.architecture)
+        total = per_token * self.tokens_per_step * (c.train.max_iters - self.first_step)
+        memory = memory_estimate(self.architecture, self.split.micro_batch, c.optim.optimizer, compute.dtype_name)
+        rows = [
+            ("device", compute.describe(), compute.reasons["device"]),
+            ("dtype", compute.dtype_name, compute.reasons["dtype"]),
+            ("compile", "on" if compute.compile else "off", compute.reasons["compile"]),
+            ("work", f"{total:.3g} FLOP", f"{per_token / 1e6:,.1f} MFLOP a token, 6N + 12LHQT"),
+            ("memory", f"about {sum(memory.values()) / 2**30:.2f} GiB", "estimate: weights, moments, activations"),
+        ]
+        if self.peak is not None:
+            flops, source = self.peak
+            hours = total / (flops * self.split.world_size) / 3600
+            rows.append(("time", f"at least {_duration(3600 * hours)}", f"at {flops / 1e12:.3g} TFLOP/s, {source}"))
+        rows.append(("writes to", str(self.run_path), ""))
+        return rows
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:,.0f} h" if seconds < 72 * 3600 else f"{seconds / 86400:,.1f} days"
+
+
+def plan_run(
+    layered: Layered,
+    run_path: Path,
+    *,
+    local_rank: int = 0,
+    world_size: int | None = None,
+    schedule: Schedule | None = None,
+    architecture: ModelSettings | None = None,
+    token_dtype: str | None = None,
+    tokenizer: str | None = None,
+) -> Plan:
+    """Work out a run from its settings: open the data, choose the machine's part, derive the rest; makes nothing.
+
+    Args:
+        schedule: the frozen one of a resumed run; a new run's follows from the settings.
+        architecture: that of the checkpoint a run goes on from; a new run's follows from the settings.
+        token_dtype, tokenizer: what a data folder without metadata holds.
+
+    Raises:
+        UserError: the settings do not go with the data, the machine, or each other.
+    """
+    config = layered.config
+    data_set = open_data_set(data_folder(config), token_dtype=token_dtype, tokenizer=tokenizer)
+    derived = derive(config)
+    derived.note("data_dir", str(data_set.folder), "data/DATASET" if config.data.data_dir is None else "as set")
+    weights = None
+    if architecture is None and config.train.init_from is not None:
+        architecture, weights = initial_weights(layered)
+    architecture = _with_vocabulary(architecture or config.model, data_set, derived)
+    check_fits(data_set, architecture.block_size)
+    total = flops_per_token(architecture) * config.train.max_iters * config.train.batch_size * architecture.block_size
+    total *= config.train.gradient_accumulation_steps
+    compute = choose_compute(config.system, architecture, local_rank=local_rank, long_run=total > LONG_RUN_FLOPS)
+    split = split_rows(config, world_size or config.system.gpus)
+    for key, reason in compute.reasons.items():
+        derived.note(key, compute.dtype_name if key == "dtype" else str(getattr(compute, key)), reason)
+    plan = Plan(
+        run_path=run_path,
+        config=config,
+        origins=layered.origins,
+        derived=derived,
+        architecture=architecture,
+        schedule=schedule or schedule_of(config),
+        split=split,
+        eval_windows=config.train.eval_iters * config.train.batch_size,
+        data_set=data_set,
+        compute=compute,
+        initial_weights=weights,
+        notes=list(data_set.notes),
+        peak=find_peak(config, compute),
+    )
+    plan.warnings += _warnings(plan)
+    return plan
+
+
+def _with_vocabulary(model: ModelSettings, data_set: DataSet, derived: Derived) -> ModelSettings:
+    """The architecture with vocab_size set: as given, else the data set's; never smaller than the ids demand."""
+    given = model.vocab_size
+    if given is None:
+        derived.note("vocab_size", data_set.vocab_size, data_set.vocab_source)
+        return dataclasses.replace(model, vocab_size=data_set.vocab_size)
+    needed = max(
+        data_set.tokenizer.size if data_set.tokenizer else 0,
+        *((split.highest_id or 0) + 1 for split in (data_set.train, data_set.val)),
+    )
+    if given < needed:
+        raise UserError(
+            f"vocab_size = {given:,} is too small for {data_set.folder}: its ids go up to {needed - 1:,}. "
+            f"Use --vocab-size {needed} or more, or leave it out."
+        )
+    return model
+
+
+def initial_weights(layered: Layered) -> tuple[ModelSettings, dict[str, torch.Tensor]]:
+    """The architecture of `init_from`, and its weights.
+
+    The context may be cropped and dropout chosen; any other architecture setting that was given and differs is refused.
+    """
+    from nanogpt_cli.model.weights import crop_block_size
+    from nanogpt_cli.training.loading import load_model
+
+    config = layered.config
+    assert config.train.init_from is not None
+    loaded = load_model(config.train.init_from, device="cpu")
+    theirs, weights = loaded.model.config, loaded.model.state_dict()
+    ours = config.model
+    clashes = [
+        f"{f.name} = {getattr(ours, f.name)} (the weights have {getattr(theirs, f.name)})"
+        for f in dataclasses.fields(ours)
+        if f.name in layered.origins
+        and f.name not in ("dropout", "block_size")
+        and getattr(ours, f.name) != getattr(theirs, f.name)
+    ]
+    if clashes:
+        raise UserError(
+            f"init_from {config.train.init_from} fixes the architecture; these settings contradict it: "
+            f"{'; '.join(clashes)}. Leave them out."
+        )
+    if "block_size" in layered.origins and ours.block_size != theirs.block_size:
+        theirs, weights = crop_block_size(theirs, weights, ours.block_size, config.train.init_from)
+    return dataclasses.replace(theirs, dropout=ours.dropout), weights
+
+
+def find_peak(config: Config, compute: Compute) -> tuple[float, str] | None:
+    """FLOP/s of one device for MFU and how it is known: given, from the table, or measured here and now."""
+    given = config.system.peak_tflops
+    if given != "auto":
+        return float(given) * 1e12, "given"
+    listed = peak_tflops(device_name(compute.device), compute.dtype_name) if compute.device.type == "cuda" else None
+    if listed is not None:
+        return listed * 1e12, "table"
+    return measure_peak_flops(compute.device, compute.dtype), "measured"
+
+
+def _warnings(plan: Plan) -> list[str]:
+    c, s = plan.config, plan.schedule
+    found = []
+    if s.warmup_iters >= c.train.max_iters:
+        found.append(
+            f"the warm-up of {s.warmup_iters:,} steps is not over when the run ends at {c.train.max_iters:,}: "
+            "the learning rate never reaches its peak"
+        )
+    if s.shape != "constant" and plan.first_step >= s.lr_decay_iters:
+        found.append(
+            f"the decay ended at step {s.lr_decay_iters:,}: the rate stays at {s.min_lr:g}. "
+            "To decay over the longer run add --lr-decay-iters."
+        )
+    return found
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Settings that changed between two nested tables, each as `key: old -> new`."""
+    found = []
+    for section in now:
+        old, new = before.get(section, {}), now[section]
+        for key in dict.fromkeys([*old, *new]):
+            if old.get(key) != new.get(key):
+                found.append(f"{key}: {old.get(key, 'unset')} -> {new.get(key, 'unset')}")
+    return found

@@ -1,0 +1,226 @@
+"""Going on: what a resumed run, a fork, or a nanoGPT run continues from, and what may have changed since."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanogpt_cli.config.derived import Schedule, schedule_of
+from nanogpt_cli.config.layers import Layer, combine
+from nanogpt_cli.config.schema import Config, ModelSettings, settings
+from nanogpt_cli.errors import UserError
+from nanogpt_cli.model.nanogpt import NanoGPTCheckpoint, from_nanogpt
+from nanogpt_cli.runs.directory import RunDirectory, find_run, read_config
+from nanogpt_cli.training.checkpoints import (
+    FORMAT,
+    Checkpoint,
+    is_nanogpt,
+    latest_state,
+    load_training_state,
+    read_torch_file,
+)
+from nanogpt_cli.training.plan import Plan, differences, plan_run
+from nanogpt_cli.training.state import Progress
+
+SCHEDULE_SETTINGS = ("schedule", "learning_rate", "min_lr", "warmup_iters", "lr_decay_iters")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A training state to go on from."""
+
+    checkpoint: Checkpoint | None  # None: the run was killed before its first save
+    path: Path | None
+    settings: Layer
+    problem: str = ""  # what was wrong with a newer file
+
+
+def plan_resume(
+    word: str, changes: Layer, *, checkpoint: Path | None = None, new_run: Path | None = None, **machine: Any
+) -> Plan:
+    """Work out how a run goes on; makes nothing.
+
+    Args:
+        word: a run, by path or name; with `new_run` also a nanoGPT out_dir or ckpt.pt.
+        changes: settings given on the command line.
+        checkpoint: fork from this file instead of the last state; needs `new_run`.
+        new_run: continue there and leave the old run as it is.
+        machine: `local_rank`, `world_size`, `token_dtype`, `tokenizer` of `plan_run`.
+
+    Raises:
+        UserError: nothing to go on from, or a change that a run cannot take.
+    """
+    source, run_path = _find_source(word, checkpoint, new_run)
+    layered = combine(source.settings, changes)
+    saved = source.checkpoint
+    if saved is None:
+        _refuse_fixed(combine(source.settings).config, layered.config, f"{run_path} was started with")
+        plan = plan_run(layered, run_path, **machine)
+        plan.notes.append("there is no checkpoint yet: starting at step 0")
+        return plan
+    before = combine(Layer(str(source.path), saved["config"])).config
+    _refuse_fixed(before, layered.config, f"{source.path} was trained with")
+    _refuse_other_rows(before, layered.config)
+    # what init_from brought stands in the checkpoint, also where the settings never named it
+    architecture = ModelSettings(**{**saved["architecture"], "dropout": layered.config.model.dropout})
+    schedule = _schedule(saved, before, layered.config)
+    plan = plan_run(layered, run_path, schedule=schedule, architecture=architecture, **machine)
+    plan.checkpoint = saved
+    plan.checkpoint_path = source.path
+    plan.eval_windows = saved["eval_windows"] // before.train.eval_iters * layered.config.train.eval_iters
+    plan.makes_run = new_run is not None
+    _refuse_other_data(plan, saved)
+    plan.notes += [f"changed {change}" for change in differences(before.to_toml(), layered.config.to_toml())]
+    if source.problem and source.path is not None:
+        plan.warnings.append(f"{source.problem} Going on from {source.path.name}, step {saved['step']}.")
+    plan.warnings += [w for w in late_warnings(plan) if w not in plan.warnings]
+    return plan
+
+
+def _find_source(word: str, checkpoint: Path | None, new_run: Path | None) -> tuple[Source, Path]:
+    if checkpoint is not None and new_run is None:
+        raise UserError(
+            "--checkpoint goes back to an earlier state, which needs a new run: add --run NEW. "
+            "Nothing of the old run is overwritten."
+        )
+    foreign = _nanogpt_file(word)
+    if foreign is not None:
+        if new_run is None:
+            raise UserError(f"{word} is a nanoGPT run; it continues in a run of ours: add --run NEW.")
+        return _from_nanogpt(foreign), new_run
+    run = find_run(word)
+    if checkpoint is not None:
+        saved = load_training_state(checkpoint if checkpoint.exists() else run.path / checkpoint)
+        return Source(_forked(saved), checkpoint, Layer(str(checkpoint), saved["config"])), new_run or run.path
+    saved_state, path, problem = latest_state(run.checkpoint, run.previous)
+    layer = _settings_of(run, saved_state)
+    if new_run is not None and saved_state is not None:
+        saved_state = _forked(saved_state)
+    return Source(saved_state, path, layer, problem), new_run or run.path
+
+
+def _settings_of(run: RunDirectory, saved: Checkpoint | None) -> Layer:
+    """config.toml is what the user sees and may edit; the checkpoint stands in for a damaged one."""
+    try:
+        return Layer(str(run.config), read_config(run))
+    except UserError:
+        if saved is None:
+            raise
+        return Layer(f"the checkpoint of {run.path}", saved["config"])
+
+
+def _forked(saved: Checkpoint) -> Checkpoint:
+    """A fork has no best.pt unless the checkpoint itself is the best: the next evaluation will be."""
+    progress = dict(saved["progress"])
+    if progress["best_step"] != saved["step"]:
+        progress |= {"best_loss": None, "best_step": None}
+    return {**saved, "progress": progress}
+
+
+def _refuse_fixed(before: Config, now: Config, who: str) -> None:
+    changed = []
+    for name, known in settings().items():
+        old, new = getattr(getattr(before, known.section), name), getattr(getattr(now, known.section), name)
+        if known.resume == "fixed" and old != new and old is not None:
+            changed.append(f"{name} = {new}, but {who} {old}")
+    if changed:
+        raise UserError(
+            f"{'; '.join(changed)}. A run keeps its architecture, data set, optimizer and seed. "
+            "Leave these out, or start a new run: nanogpt train (--init-from takes the weights)."
+        )
+
+
+def _refuse_other_rows(before: Config, now: Config) -> None:
+    old = before.train.batch_size * before.train.gradient_accumulation_steps
+    new = now.train.batch_size * now.train.gradient_accumulation_steps
+    if old != new:
+        raise UserError(
+            f"batch_size x gradient_accumulation_steps = {new}, but the run takes {old} rows an update. "
+            f"Choose a batch size that divides {old} and set --gradient-accumulation-steps to {old} / batch size."
+        )
+
+
+def _refuse_other_data(plan: Plan, saved: Checkpoint) -> None:
+    found = plan.data_set.fingerprint()
+    if saved["data"] and saved["data"] != found:
+        keys = ", ".join(key for key in saved["data"] if saved["data"][key] != found.get(key))
+        raise UserError(
+            f"{plan.data_set.folder} is not the data the run was trained on ({keys} differ). "
+            "Put the old data back, name its folder with --data-dir, "
+            "or start a new run on this data: nanogpt train --init-from RUN."
+        )
+
+
+def _schedule(saved: Checkpoint, before: Config, now: Config) -> Schedule:
+    """The frozen schedule, unless one of its settings was changed by name; `--max-iters` alone is no such change."""
+    frozen = Schedule(**saved["schedule"])
+    changed = [key for key in SCHEDULE_SETTINGS if getattr(before.optim, key) != getattr(now.optim, key)]
+    if not changed:
+        return frozen
+    fresh = schedule_of(now)
+    kept: dict[str, Any] = {}
+    if now.optim.lr_decay_iters is None:
+        kept["lr_decay_iters"] = frozen.lr_decay_iters
+    if now.optim.warmup_iters is None:
+        kept["warmup_iters"] = frozen.warmup_iters
+    return dataclasses.replace(fresh, **kept)
+
+
+def late_warnings(plan: Plan) -> list[str]:
+    """What only a resumed run can run into."""
+    s = plan.schedule
+    if s.shape == "constant" or plan.config.train.max_iters <= s.lr_decay_iters:
+        return []
+    return [
+        f"the decay ends at step {s.lr_decay_iters:,}, the run at {plan.config.train.max_iters:,}: "
+        f"in between the rate stays at {s.min_lr:g}. To decay over the longer run add --lr-decay-iters."
+    ]
+
+
+def layout_differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Items of the layout that keep a resumed run from being bit-identical."""
+    return [f"{key} {saved.get(key)} -> {now[key]}" for key in now if saved.get(key) != now[key]]
+
+
+def _nanogpt_file(word: str) -> Path | None:
+    path = Path(word)
+    if path.is_dir() and not RunDirectory(path).config.exists() and (path / "ckpt.pt").is_file():
+        return path / "ckpt.pt"
+    return path if path.is_file() else None
+
+
+def _from_nanogpt(path: Path) -> Source:
+    """A nanoGPT checkpoint as a training state of ours: weights, AdamW moments and step."""
+    content = read_torch_file(path)
+    if not is_nanogpt(content):
+        raise UserError(f"{path}: neither a run nor a nanoGPT checkpoint. To go on from a file of a run: --checkpoint.")
+    theirs: NanoGPTCheckpoint = from_nanogpt(content, str(path))
+    if theirs.adamw is None:
+        raise UserError(
+            f"{path}: holds no optimizer state. To start a new run from its weights: nanogpt train --init-from {path}"
+        )
+    model = {k: v for k, v in dataclasses.asdict(theirs.settings).items() if v is not None}
+    layer = Layer(f"nanoGPT's {path}", {**theirs.tables, "model": model})
+    config = combine(layer).config
+    rows = theirs.step * config.train.batch_size * config.train.gradient_accumulation_steps
+    progress = Progress(step=theirs.step, rows=rows, evaluated_step=theirs.step)
+    checkpoint = {
+        "format": FORMAT,
+        "model": theirs.tensors,
+        "optimizer": {"adamw": theirs.adamw, "muon": {}},
+        "scaler": {},
+        "step": theirs.step,
+        "rows": rows,
+        "tokens": rows * config.model.block_size,
+        "progress": dataclasses.asdict(progress),
+        "config": config.to_toml(),
+        "architecture": dataclasses.asdict(theirs.settings),
+        "schedule": dataclasses.asdict(schedule_of(config)),
+        "eval_windows": config.train.eval_iters * config.train.batch_size,
+        "tokenizer": None,
+        "data": {},
+        "layout": {"torch": torch.__version__},
+    }
+    return Source(checkpoint, path, layer)

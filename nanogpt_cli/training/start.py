@@ -1,0 +1,234 @@
+"""Carrying a plan out: make or take over the run directory, build what the loop needs, train, clean up."""
+
+import contextlib
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nanogpt_cli.data.batches import Batches
+from nanogpt_cli.data.rows import evaluation_offsets
+from nanogpt_cli.errors import UserError
+from nanogpt_cli.files import remove_leftovers, write_toml
+from nanogpt_cli.keyed import Purpose, seed32
+from nanogpt_cli.model.flops import flops_per_token
+from nanogpt_cli.model.gpt import GPT
+from nanogpt_cli.runs.directory import RunDirectory, create_run, lock
+from nanogpt_cli.runs.environment import environment
+from nanogpt_cli.runs.metrics import MetricsLog
+from nanogpt_cli.runs.trackers import open_trackers
+from nanogpt_cli.runs.views import Start, View, make_view
+from nanogpt_cli.training.checkpoints import latest_state, link_or_copy, load_checkpoint, save_checkpoint
+from nanogpt_cli.training.loop import Evaluation, Training
+from nanogpt_cli.training.optimizers import Optimizer
+from nanogpt_cli.training.plan import Plan
+from nanogpt_cli.training.processes import Processes
+from nanogpt_cli.training.resume import layout_differences
+from nanogpt_cli.training.speed import StepClock
+from nanogpt_cli.training.state import Facts, Progress, TrainingState, load_weights, weights_only
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    run: RunDirectory
+    step: int
+    best_loss: float | None
+    already_finished: bool = False
+
+
+def start(plan: Plan, *, view: View | None = None) -> Outcome:
+    """Train the planned run to its end, here and in this process.
+
+    Raises:
+        UserError: the run directory is taken, or in use.
+        StoppedError, NonFiniteError, NanogptError: see `Training.train`.
+    """
+    if plan.finished and not plan.makes_run:
+        assert plan.checkpoint is not None
+        return Outcome(RunDirectory(plan.run_path), plan.first_step, plan.checkpoint["progress"]["best_loss"], True)
+    run = _make_run(plan) if plan.makes_run else RunDirectory(plan.run_path)
+    with lock(run):
+        if not plan.makes_run:
+            _take_over(plan, run)
+        shown = view or make_view(log_file=run.log_file)
+        try:
+            return _train(plan, run, shown, Processes())
+        finally:
+            shown.close()
+
+
+def _make_run(plan: Plan) -> RunDirectory:
+    def fill(run: RunDirectory) -> None:
+        if plan.checkpoint is not None:  # a fork: its first state is there before its name is
+            save_checkpoint(plan.checkpoint, run.checkpoint)
+
+    tokenizer = plan.data_set.tokenizer
+    return create_run(
+        plan.run_path,
+        config={**plan.config.to_toml(), "derived": plan.derived.to_toml()},
+        tokenizer=tokenizer.to_toml() if tokenizer else None,
+        environment=environment(plan.compute.describe()),
+        fill=fill,
+    )
+
+
+def _take_over(plan: Plan, run: RunDirectory) -> None:
+    """Make an existing run consistent with the state it goes on from; needs its lock."""
+    _refuse_changed_meanwhile(plan, run)
+    for folder in (run.path, run.logs):
+        remove_leftovers(folder)
+    if plan.checkpoint is not None and plan.checkpoint_path != run.checkpoint and run.checkpoint.exists():
+        run.checkpoint.rename(run.path / "ckpt-damaged.pt")  # it must not become ckpt-previous.pt
+        link_or_copy(run.previous, run.checkpoint)
+    write_toml(run.config, {**plan.config.to_toml(), "derived": plan.derived.to_toml()})
+    metrics = MetricsLog(run.metrics)
+    metrics.keep_through(plan.first_step)
+    metrics.close()
+
+
+def _refuse_changed_meanwhile(plan: Plan, run: RunDirectory) -> None:
+    newest, _, _ = latest_state(run.checkpoint, run.previous)
+    if (newest["step"] if newest else 0) != plan.first_step:
+        raise UserError(f"{run.path}: another process continued this run meanwhile. Type the command again.")
+
+
+def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> Outcome:
+    plan.compute.prepare()
+    _compare_layouts(plan, processes, view)
+    state = build_state(plan, processes)
+    if plan.checkpoint is not None:
+        _rebuild_best(state, run)
+    config, arch = plan.config, plan.architecture
+    tokens_per_step, per_token = plan.tokens_per_step, flops_per_token(arch)
+    peak = plan.peak[0] if plan.peak else None
+    view.start(
+        Start(
+            run_name=run.name,
+            first_step=state.progress.step,
+            max_iters=config.train.max_iters,
+            tokens_per_step=tokens_per_step,
+            vocab_size=arch.vocab_size or 0,
+            device=plan.compute.describe(),
+            peak_tflops=peak / 1e12 if peak else None,
+            peak_source=plan.peak[1] if plan.peak else "",
+            best_loss=state.progress.best_loss,
+        )
+    )
+    with contextlib.ExitStack() as stack:
+        metrics = stack.enter_context(contextlib.closing(MetricsLog(run.metrics)))
+        trackers = stack.enter_context(contextlib.closing(open_trackers(config, run, state.progress.step, view.warn)))
+        batches = stack.enter_context(
+            Batches(
+                plan.data_set.train,
+                plan.order,
+                plan.split,
+                processes.rank,
+                first_row=state.progress.rows,
+                vocab_size=arch.vocab_size or 0,
+                device=plan.compute.device,
+            )
+        )
+        training = Training(
+            state=state,
+            model=processes.wrap(state.model, plan.compute),
+            split=plan.split,
+            batches=batches,
+            order=plan.order,
+            evaluation=_evaluation(plan),
+            compute=plan.compute,
+            processes=processes,
+            run=run,
+            view=view,
+            metrics=metrics,
+            trackers=trackers,
+            clock=StepClock(
+                tokens_per_step, per_token, peak * processes.world_size if peak else None, state.progress.time_s
+            ),
+            saved_step=state.progress.step,
+        )
+        training.train()
+    return Outcome(run, state.progress.step, state.progress.best_loss)
+
+
+def build_state(plan: Plan, processes: Processes) -> TrainingState:
+    """Model, optimizer and progress, as the plan's checkpoint, its initial weights or its seed say."""
+    config, device = plan.config, plan.compute.device
+    if plan.checkpoint is None and plan.initial_weights is None:
+        generator = torch.Generator().manual_seed(seed32(config.train.seed, Purpose.INIT))
+        model = GPT(plan.architecture, generator=generator).to(device)
+    else:  # nothing is drawn for weights that are about to be replaced
+        with torch.device("meta"):
+            model = GPT(plan.architecture)
+        model = model.to_empty(device=device)
+    optimizer = Optimizer(model, config.optim, device)
+    scaler = torch.amp.GradScaler(device.type, enabled=plan.compute.dtype == torch.float16)
+    tokenizer = plan.data_set.tokenizer
+    facts = Facts(
+        config=config,
+        architecture=plan.architecture,
+        schedule=plan.schedule,
+        eval_windows=plan.eval_windows,
+        tokenizer=tokenizer.to_toml() if tokenizer else None,
+        data=plan.data_set.fingerprint(),
+        layout=layout(plan, processes),
+    )
+    state = TrainingState(model, optimizer, scaler, Progress(), facts)
+    if plan.checkpoint is not None:
+        state.restore(plan.checkpoint, str(plan.checkpoint_path))
+    elif plan.initial_weights is not None:
+        load_weights(model, plan.initial_weights, str(config.train.init_from))
+    plan.checkpoint = plan.initial_weights = None  # free the memory
+    if plan.compute.compile:
+        model.compile()  # in place: parameter names stay clean
+    return state
+
+
+def layout(plan: Plan, processes: Processes) -> dict[str, Any]:
+    """What must be the same for a resumed run to be bit-identical."""
+    found: dict[str, Any] = {
+        "device": plan.compute.device.type,
+        "ranks": processes.world_size,
+        "micro_batch": plan.split.micro_batch,
+        "dtype": plan.compute.dtype_name,
+        "compile": plan.compute.compile,
+        "torch": str(torch.__version__),
+    }
+    if plan.compute.device.type == "cpu":
+        found["threads"] = torch.get_num_threads()
+    else:
+        found["deterministic"] = plan.compute.deterministic
+    return found
+
+
+def _compare_layouts(plan: Plan, processes: Processes, view: View) -> None:
+    """Take the number of CPU threads the run had, since another adds up in another order; say what else differs."""
+    saved = plan.checkpoint["layout"] if plan.checkpoint else {}
+    if plan.compute.device.type == "cpu" and saved.get("threads"):
+        torch.set_num_threads(saved["threads"])
+    changed = layout_differences(saved, layout(plan, processes)) if saved.get("ranks") else []
+    if changed:
+        view.warn(f"not bit-identical with the run so far, only equal to rounding: {'; '.join(changed)}")
+
+
+def _rebuild_best(state: TrainingState, run: RunDirectory) -> None:
+    """A kill between ckpt.pt and best.pt leaves an older best: the training state that says it is the best has it all."""
+    progress = state.progress
+    if progress.best_step != progress.step:
+        return
+    with contextlib.suppress(UserError):
+        if load_checkpoint(run.best)["step"] == progress.step:
+            return
+    save_checkpoint(weights_only(state), run.best)
+
+
+def _evaluation(plan: Plan) -> Evaluation:
+    data, block_size = plan.data_set, plan.architecture.block_size
+    return Evaluation(
+        data.train,
+        data.val,
+        evaluation_offsets(data.train.count, block_size, plan.eval_windows),
+        evaluation_offsets(data.val.count, block_size, plan.eval_windows),
+    )
