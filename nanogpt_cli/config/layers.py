@@ -48,6 +48,19 @@ def read_toml(path: Path) -> Tables:
         raise UserError(f"{path}: not a TOML file: {error or 'nested too deeply'}") from None
 
 
+def config_layer(path: Path) -> Layer:
+    """The settings of a `--config` file.
+
+    Raises:
+        UserError: no TOML; a nanoGPT config in Python is shown as the TOML to save.
+    """
+    if path.suffix == ".py":
+        from nanogpt_cli.config.nanogpt_names import refuse_python
+
+        refuse_python(path)
+    return Layer(str(path), read_toml(path))
+
+
 def flag_layer(flags: dict[str, Any]) -> Layer:
     """A layer from flag texts by setting name; None means the flag was not given.
 

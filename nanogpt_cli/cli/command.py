@@ -1,0 +1,137 @@
+"""How commands look and parse: help in sections, argument lines normalised, unknown words answered with the nearest.
+
+Help is plain text on purpose. Typer's Rich panels cost more than all the rest of a `--help`.
+"""
+
+import os
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from nanogpt_cli.cli.arguments import Flags, normalise
+from nanogpt_cli.errors import UserError, did_you_mean
+
+WIDTH = 100  # of help texts, at most
+NAMES = 34  # of the column of flags, at most
+
+
+class Command(TyperCommand):
+    """A command whose line is normalised first and whose options are listed by panel."""
+
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        """Help may be wider than Click's 80 columns."""
+        return super().make_context(*args, **{"max_content_width": WIDTH, **more})
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Typer sees the normalised line; completion of a half line sees it as it is."""
+        if not ctx.resilient_parsing:
+            args = normalise(args, _flags(ctx))
+        return super().parse_args(ctx, args)
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        """The usage line under a heading that stands out."""
+        pieces = " ".join(self.collect_usage_pieces(ctx))
+        formatter.write_usage(ctx.command_path, pieces, prefix=f"{_bold('Usage:')} ")
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments, then options by the panel each was given, in the order of the panels' first options."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                panel = getattr(parameter, "rich_help_panel", None) or usual
+                panels.setdefault(panel, []).append((_cyan(record[0]), record[1]))
+        for panel in sorted(panels, key=lambda name: name not in ("Arguments", "Options")):
+            with formatter.section(_bold(panel)):
+                formatter.write_dl(panels[panel], col_max=NAMES)
+
+
+class Group(TyperGroup):
+    """The program: its commands are found by name, and only the one that runs is imported and built."""
+
+    commands_by_name: dict[str, tuple[str, str]]  # set by main: name -> (module, function)
+
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        """Help may be wider than Click's 80 columns."""
+        return super().make_context(*args, **{"max_content_width": WIDTH, **more})
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Flags in front of the command are normalised, the command and what follows is left to it."""
+        front = next((i for i, word in enumerate(args) if not word.startswith("-")), len(args))
+        if not ctx.resilient_parsing:
+            args = [*normalise(args[:front], _flags(ctx)), *args[front:]]
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order of a working day."""
+        return list(self.commands_by_name)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of this name, built now; None if there is none."""
+        if cmd_name not in self.commands_by_name:
+            return None
+        one = typer.Typer(add_completion=False, rich_markup_mode=None)
+        one.command(cmd_name, cls=Command)(self.function(cmd_name))
+        return typer.main.get_command(one)
+
+    def function(self, name: str) -> Any:
+        """What the command calls."""
+        from importlib import import_module
+
+        module, function = self.commands_by_name[name]
+        return getattr(import_module(module), function)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """A misspelt command is answered with the nearest one."""
+        if args[0] not in self.commands_by_name and not ctx.resilient_parsing:
+            known = ", ".join(self.commands_by_name)
+            near = did_you_mean(args[0], list(self.commands_by_name))
+            raise UserError(f"nanogpt {args[0]}: no such command.{near} There are: {known}.")
+        return super().resolve_command(ctx, args)
+
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        """As in `Command`."""
+        formatter.write_usage(ctx.command_path, "COMMAND ...", prefix=f"{_bold('Usage:')} ")
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The commands with the first line of their docstrings, then the few options."""
+        with formatter.section(_bold("Commands")):
+            rows = [(name, (self.function(name).__doc__ or "").strip()) for name in self.commands_by_name]
+            formatter.write_dl([(_cyan(name), text.splitlines()[0].rstrip(".")) for name, text in rows])
+        records = [parameter.get_help_record(ctx) for parameter in self.get_params(ctx)]
+        with formatter.section(_bold("Options")):
+            formatter.write_dl([(_cyan(record[0]), record[1]) for record in records if record])
+
+
+def _flags(ctx: Any) -> Flags:
+    """The flags of the command that `ctx` is about to parse."""
+    flags = Flags(ctx.command_path)
+    for option in ctx.command.get_params(ctx):
+        if option.param_type_name != "option":
+            continue
+        long = [name for name in option.opts if name.startswith("--")]
+        if option.is_flag:
+            opposite = option.secondary_opts[0] if option.secondary_opts else None
+            flags.switches |= dict.fromkeys(long, opposite)
+            flags.switches |= dict.fromkeys(option.secondary_opts, long[0])
+        elif option.metavar == "auto|on|off":
+            flags.toggles |= set(long)
+        else:
+            flags.valued |= set(long)
+    return flags
+
+
+def _styled(text: str, **style: Any) -> str:
+    """Colour for a terminal that wants it; Typer itself leaves it out of pipes and files."""
+    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return typer.style(text, **style) if wanted else text
+
+
+def _bold(text: str) -> str:
+    return _styled(text, bold=True)
+
+
+def _cyan(text: str) -> str:
+    return _styled(text, fg="cyan")

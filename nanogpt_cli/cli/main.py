@@ -1,0 +1,125 @@
+"""The command `nanogpt`: its commands, and the boundary where every error becomes one message and an exit code."""
+
+import os
+import sys
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nanogpt_cli.cli.command import Group
+from nanogpt_cli.errors import NanogptError, UserError
+
+PROGRAM = "nanogpt"
+INTERRUPTED = 130
+
+COMMANDS = {
+    "prepare": ("nanogpt_cli.cli.prepare", "prepare"),
+    "train": ("nanogpt_cli.cli.train", "train"),
+    "resume": ("nanogpt_cli.cli.resume", "resume"),
+    "eval": ("nanogpt_cli.cli.eval", "eval_"),
+    "sample": ("nanogpt_cli.cli.sample", "sample"),
+    "mfu": ("nanogpt_cli.cli.mfu", "mfu"),
+    "export": ("nanogpt_cli.cli.export", "export"),
+    "plot": ("nanogpt_cli.cli.plot", "plot"),
+    "presets": ("nanogpt_cli.cli.presets", "presets"),
+    "runs": ("nanogpt_cli.cli.runs", "runs"),
+}
+Group.commands_by_name = {
+    name: place
+    for name, place in COMMANDS.items()
+    if (Path(__file__).parent / f"{place[0].split('.')[-1]}.py").exists()
+}
+
+app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+# the usual --help option of a group makes Typer import pydantic before any command
+@app.callback(invoke_without_command=True, add_help_option=False)
+def nanogpt(
+    context: typer.Context,
+    wants_help: Annotated[bool, typer.Option("--help", help="Show this message and stop.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    install_completion: Annotated[
+        bool, typer.Option("--install-completion", help="Complete commands, flags and names in this shell.")
+    ] = False,
+) -> None:
+    """Train, fine-tune, evaluate and sample small GPTs. COMMAND --help says more about each command."""
+    if version:
+        from nanogpt_cli import __version__
+
+        print(f"{PROGRAM} {__version__}")
+        raise typer.Exit
+    if install_completion:
+        from typer.completion import install  # type: ignore[attr-defined]
+
+        shell, path = install(prog_name=PROGRAM)
+        print(f"Completion for {shell} stands in {path}; it works in new shells.")
+        raise typer.Exit
+    if wants_help:
+        typer.echo(context.get_help())
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(UserError.exit_code)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a narrow console must not end a run
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code; what is no error of the user's or the world's is raised."""
+    command = typer.main.get_command(app)
+    usage_error: Any = typer.BadParameter.__mro__[2]  # the base of Click's own errors has no public name in old Typers
+    if f"_{PROGRAM.upper()}_COMPLETE" in os.environ:
+        command(arguments, prog_name=PROGRAM)  # a shell asks for completions
+    try:
+        with command.make_context(PROGRAM, arguments) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+    except typer.Exit as end:
+        return end.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return _failed("interrupted", INTERRUPTED)
+    except NanogptError as error:
+        return _failed(str(error), error.exit_code)
+    except BrokenPipeError:
+        _leave_pipe()
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _failed(f"{where}{error.strerror or error}", NanogptError.exit_code)
+    except usage_error as error:
+        return _failed(_usage(error), UserError.exit_code)
+    return 0
+
+
+def _usage(error: Any) -> str:
+    """Typer's own message, with the way to the help text."""
+    context = getattr(error, "ctx", None)
+    where, hint = (f"{context.command_path}: ", f" {context.command_path} --help says more.") if context else ("", "")
+    return f"{where}{error.format_message().rstrip('.')}.{hint}"
+
+
+def _failed(message: str, code: int) -> int:
+    if os.environ.get("NANOGPT_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
+    try:
+        typer.echo(f"{typer.style('error:', fg='red', bold=True)} {message}", err=True)
+    except BrokenPipeError:
+        _leave_pipe()
+    return code
+
+
+def _leave_pipe() -> None:
+    """Whoever read has gone: what is still buffered goes nowhere, quietly."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())

@@ -1,0 +1,67 @@
+"""The flags of train and resume, generated from the schema: one flag a setting, listed by section with defaults."""
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from nanogpt_cli.config.schema import SECTIONS, settings
+from nanogpt_cli.config.setting import Setting
+
+METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", bool: ""}
+
+
+def with_settings(*, resumed: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command that takes `**flags`: every setting becomes an option, None where it is not given.
+
+    Args:
+        resumed: a run goes on: help shows no defaults, since the run has its own, and lists what may change. The
+            others are accepted all the same, so that the answer can say what the run has.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        given = inspect.signature(function, eval_str=True).parameters.values()
+        own = [p.replace(kind=p.KEYWORD_ONLY) for p in given if p.kind is not p.VAR_KEYWORD]
+        parameters = own + [_parameter(known, resumed) for known in settings().values()]
+        function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        function.__annotations__ = {p.name: p.annotation for p in parameters}
+        return function
+
+    return decorate
+
+
+def _parameter(known: Setting, resumed: bool) -> inspect.Parameter:
+    switch = known.kind is bool
+    words = [*known.choices, *([] if known.kind is str and known.choices else [METAVARS[known.kind]])]
+    option = typer.Option(
+        f"{known.flag}/{known.flag.replace('--', '--no-', 1)}" if switch else known.flag,
+        help=_help(known, resumed),
+        rich_help_panel=_panel(known.section),
+        show_default=False,
+        hidden=resumed and known.resume == "fixed",
+        metavar=None if switch else "|".join(words),
+        autocompletion=None if switch else lambda: list(known.choices),
+    )
+    kind: Any = bool | None if switch else str | None  # the schema reads texts; it knows more than Typer
+    annotation = Annotated[kind, option]
+    return inspect.Parameter(known.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _panel(section: str) -> str:
+    """The TOML table, and what it is about."""
+    return f"[{section}] {(SECTIONS[section].__doc__ or '').split('.')[0]}"
+
+
+def _help(known: Setting, resumed: bool) -> str:
+    """The setting's own sentence, then its default with its unit."""
+    if known.default is None:
+        default = known.derived or "none"
+    elif known.kind is bool:
+        default = "on" if known.default else "off"
+    else:
+        default = str(known.default)
+    unit = f" {known.unit}" if known.unit and known.default is not None else ""
+    if resumed:
+        return f"{known.text} [{unit.strip()}]" if unit else known.text
+    return f"{known.text} [default: {default}{',' if default == 'auto' and unit else ''}{unit}]"

@@ -1,0 +1,81 @@
+"""What commands show: plans and tables for people, JSON for programs. Rich is imported when something is shown."""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+UNKNOWN = "n/a"
+
+
+def main_process() -> bool:
+    """Whether this process speaks: of several, only the first does."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def say(text: str = "") -> None:
+    """A line of status, to stderr."""
+    if main_process():
+        print(text, file=sys.stderr, flush=True)
+
+
+def warn(text: str) -> None:
+    """A line that should not be missed, to stderr."""
+    if main_process():
+        _console(stderr=True).print(f"[bold yellow]warning:[/] {_escaped(text)}", highlight=False, soft_wrap=True)
+
+
+def document(data: Any) -> None:
+    """One JSON document on stdout; what is not known is null, never NaN."""
+    print(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def number(value: float | None, form: str = ",.4g", unit: str = "") -> str:
+    """A figure with its unit, or n/a."""
+    return UNKNOWN if value is None else f"{value:{form}}{unit}"
+
+
+def groups(titled: Iterable[tuple[str, Iterable[Sequence[str]]]], *, stderr: bool) -> None:
+    """Titled groups of (label, value, reason): a plan, or the parts of a report."""
+    from rich.table import Table
+
+    console = _console(stderr=stderr)
+    for title, rows in titled:
+        table = Table.grid(padding=(0, 2), pad_edge=False)
+        table.add_column(style="cyan", no_wrap=True, min_width=14)
+        table.add_column()
+        table.add_column(style="dim")
+        for row in rows:
+            table.add_row(*map(_escaped, row))
+        console.print(f"[bold]{_escaped(title)}[/]", highlight=False)
+        console.print(table)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
+    """A table on stdout; the first `left` columns are text, the others numbers."""
+    from rich.table import Table
+
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for place, name in enumerate(columns):
+        grid.add_column(name, justify="left" if place < left else "right", no_wrap=place == 0)
+    for row in rows:
+        grid.add_row(*map(_escaped, row))
+    _console(stderr=False).print(grid)
+
+
+def _console(*, stderr: bool) -> "Console":
+    """A terminal is used in its width; what goes elsewhere is not cut at 80 columns."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else 160, highlight=False, emoji=False)
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

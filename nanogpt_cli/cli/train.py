@@ -1,0 +1,131 @@
+"""`nanogpt train`: from layers of settings to a plan, from the plan to a run."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nanogpt_cli.cli import complete, show
+from nanogpt_cli.cli.options import with_settings
+from nanogpt_cli.config.layers import Layer, Layered, combine, config_layer, flag_layer
+from nanogpt_cli.config.presets import preset_layer, preset_path
+from nanogpt_cli.config.schema import settings
+from nanogpt_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from nanogpt_cli.training.plan import Plan
+
+
+@with_settings()
+def train(
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Start from a recipe; nanogpt presets lists them.", autocompletion=complete.presets
+        ),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings in TOML, over the preset's.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the run is kept [default: runs/NAME, a free one].")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    or_resume: Annotated[
+        bool, typer.Option("--or-resume", help="Continue if DIR holds this run already: for jobs that are requeued.")
+    ] = False,
+    token_dtype: Annotated[
+        str | None, typer.Option(metavar="uint16|uint32", help="Of a data folder without metadata.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a data folder without metadata: gpt2, bytes.")
+    ] = None,
+    **flags: Any,
+) -> None:
+    """Train a model: a new run, from scratch or from given weights.
+
+    Settings come from defaults, then --preset, then --config, then flags, whatever their order on the line.
+    """
+    layered = combine(*_layers(preset, config, flags))
+    layered = _with_prepared_data(layered)
+    path = run or Path("runs") / _base_name(preset, config, layered)
+    foreign = {"token_dtype": token_dtype, "tokenizer": tokenizer}
+    if or_resume and (path / "config.toml").exists():
+        _continue(path, layered, dry_run, foreign)
+        return
+    from nanogpt_cli.runs.directory import new_run_path, refuse_existing
+    from nanogpt_cli.training.start import plan_new, start_new
+
+    if run is None and not or_resume:
+        path = new_run_path(path.parent, path.name)
+    refuse_existing(path)
+    plan = plan_new(layered, path, **foreign)
+    show_plan(plan)
+    if not dry_run:
+        from nanogpt_cli.cli.closing import close
+
+        close(start_new(plan))
+
+
+def _layers(preset: str | None, config: Path | None, flags: dict[str, Any]) -> list[Layer]:
+    given = [preset_layer(preset)] if preset else []
+    return [*given, *([config_layer(config)] if config else []), flag_layer(flags)]
+
+
+def _base_name(preset: str | None, config: Path | None, layered: Layered) -> str:
+    """The config file's name, else the preset's (with the data set where it is another), else the data set's."""
+    if config is not None:
+        return config.stem
+    dataset = Path(layered.config.data.dataset).name
+    if preset is None:
+        return dataset
+    stem = preset_path(preset).stem
+    own = layered.origins.get("dataset", "").startswith("preset")
+    return stem if own else f"{stem}-{dataset}"
+
+
+def _with_prepared_data(layered: Layered) -> Layered:
+    """Make sure that the data set is there: a text file is prepared first, and so is a small one of the catalogue."""
+    from nanogpt_cli.data.prepare import ensure_prepared
+
+    data = layered.config.data
+    if data.data_dir is None:
+        name = ensure_prepared(data.dataset)
+        if name != data.dataset:
+            layered.config = layered.config.replace("data", dataset=name)
+    return layered
+
+
+def _continue(path: Path, layered: Layered, dry_run: bool, foreign: dict[str, str | None]) -> None:
+    """`--or-resume` on a run: continue it if it is the one this line describes.
+
+    What the line says and config.toml does not is a change; whatever a resume changed meanwhile stays as it is.
+    """
+    from nanogpt_cli.cli.resume import continue_run
+    from nanogpt_cli.runs.directory import RunDirectory, read_config
+
+    started = combine(Layer(str(path / "config.toml"), read_config(RunDirectory(path)))).config
+    changes: dict[str, dict[str, Any]] = {}
+    for name, known in settings().items():
+        if name not in layered.origins or name == "data_dir":
+            continue
+        value = getattr(getattr(layered.config, known.section), name)
+        if value != getattr(getattr(started, known.section), name):
+            changes.setdefault(known.section, {})[name] = value
+    others = [n for table in changes.values() for n in table if settings()[n].resume == "fixed"]
+    if others:
+        raise UserError(
+            f"{path} holds another run: {', '.join(others)} differ from its config.toml. "
+            "Choose another --run, or give the settings it was started with."
+        )
+    show.say(f"{path} is there: continuing it")
+    continue_run(str(path), Layer("flag", changes), dry_run=dry_run, **foreign)
+
+
+def show_plan(plan: "Plan") -> None:
+    """The plan, what is to be noted, and what should not be missed; to stderr."""
+    if not show.main_process():
+        return
+    show.groups(plan.groups(), stderr=True)
+    for note in plan.notes:
+        show.say(f"note: {note}")
+    for warning in plan.warnings:
+        show.warn(warning)

@@ -1,0 +1,114 @@
+"""Where a nanoGPT user finds what there was called otherwise, and nanoGPT's Python configs as TOML, never executed."""
+
+import ast
+from pathlib import Path
+from typing import Any, NoReturn
+
+from nanogpt_cli.config.schema import settings
+from nanogpt_cli.config.setting import shown
+from nanogpt_cli.errors import UserError
+
+# names of nanoGPT's train.py and sample.py that are no settings here
+ELSEWHERE = {
+    "out_dir": "A run's folder is --run DIR.",
+    "eval_only": "Type nanogpt eval RUN.",
+    "always_save_checkpoint": "The last and the best checkpoint are both always kept.",
+    "decay_lr": "A constant rate is --schedule constant.",
+    "wandb_log": "Type --wandb.",
+    "start": "Type --prompt TEXT, or --prompt-file FILE.",
+    "num_samples": "That is a flag of nanogpt sample.",
+    "max_new_tokens": "That is a flag of nanogpt sample.",
+    "resume": "Type nanogpt resume RUN.",
+    "overwrite": "Nothing is ever overwritten: choose another --run.",
+}
+
+
+def refuse_python(path: Path) -> NoReturn:
+    """Answer `--config old.py` with the TOML to save.
+
+    Raises:
+        UserError: always; the message holds the whole file.
+    """
+    try:
+        tree = ast.parse(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file.") from None
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UserError(f"{path}: settings are read from TOML, and this cannot be read: {error}") from None
+    toml = path.with_suffix(".toml").name
+    raise UserError(
+        f"{path}: settings are read from TOML; Python is never executed. Its assignments, to be saved as {toml}:\n\n"
+        f"{as_toml(tree)}\n"
+        f"Then type: nanogpt train --preset gpt2 --config {toml}\n"
+        "(the preset gpt2 holds what nanoGPT's train.py has by default)"
+    )
+
+
+def as_toml(tree: ast.Module) -> str:
+    """The simple assignments of a nanoGPT config in our sections; what has no place stands in comments."""
+    import tomli_w
+
+    tables: dict[str, dict[str, Any]] = {}
+    remarks: list[str] = []
+    for node in tree.body:
+        name, value = _assignment(node)
+        if name is None:
+            if not isinstance(node, ast.Expr):  # a docstring or print needs no word
+                remarks.append(f"# line {node.lineno}: no simple assignment, left out")
+            continue
+        ours, value, remark = _translate(name, value)
+        if ours is None:
+            remarks.append(f"# {name}: {remark}")
+        elif value is not None:
+            tables.setdefault(settings()[ours].section, {})[ours] = value
+    # the activation of nanoGPT's models; ours is GPT-2's own
+    tables.setdefault("model", {}).setdefault("activation", "gelu")
+    lines = [*remarks, ""] if remarks else []
+    return "\n".join([*lines, tomli_w.dumps(tables)])
+
+
+def _assignment(node: ast.stmt) -> tuple[str | None, Any]:
+    """Name and value of `name = constant`, sums and products of constants included; (None, None) for anything else."""
+    if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        try:
+            return node.targets[0].id, _constant(node.value)
+        except (ValueError, ArithmeticError):
+            pass
+    return None, None
+
+
+def _constant(node: ast.expr) -> Any:
+    if isinstance(node, ast.BinOp):
+        left, right = _constant(node.left), _constant(node.right)
+        if isinstance(left, int | float) and isinstance(right, int | float):
+            if isinstance(node.op, ast.Mult):
+                return left * right
+            if isinstance(node.op, ast.Add):
+                return left + right
+            if isinstance(node.op, ast.Sub):
+                return left - right
+            if isinstance(node.op, ast.Div):
+                return left / right
+            if isinstance(node.op, ast.FloorDiv):
+                return left // right
+        raise ValueError
+    return ast.literal_eval(node)
+
+
+def _translate(name: str, value: Any) -> tuple[str | None, Any, str]:
+    """Our setting, its value (None: the default says it already) and a remark where there is no setting."""
+    if name == "decay_lr":
+        return "schedule", None if value else "constant", ""
+    if name == "wandb_log":
+        return "wandb", value or None, ""
+    if name == "init_from" and value == "scratch":
+        return name, None, ""
+    if name == "init_from" and value == "resume":
+        return None, None, ELSEWHERE["resume"]
+    known = settings().get(name)
+    if known is None:
+        return None, None, ELSEWHERE.get(name, "no setting of nanogpt")
+    try:
+        return name, known.check(value), ""
+    except ValueError as error:
+        return None, None, f"{shown(value)} does not fit: {error}"
