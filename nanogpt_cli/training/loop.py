@@ -115,7 +115,7 @@ class Training:
             with gradient_sync(self.model, last=micro_step == self.split.micro_steps - 1):
                 with self.compute.autocast():
                     micro_loss = self.model(x, y) / self.split.micro_steps
-                self.state.scaler.scale(micro_loss).backward()  # type: ignore[no-untyped-call]
+                self.state.scaler.scale(micro_loss).backward()
             loss += micro_loss.detach()
         outcome = self._update(loss)
         progress.step += 1

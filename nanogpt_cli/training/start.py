@@ -1,7 +1,6 @@
 """Carrying a plan out: make or take over the run directory, build what the loop needs, train, clean up."""
 
 import contextlib
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -214,7 +213,7 @@ def _compare_layouts(plan: Plan, processes: Processes, view: View) -> None:
 
 
 def _rebuild_best(state: TrainingState, run: RunDirectory) -> None:
-    """A kill between ckpt.pt and best.pt leaves an older best: the training state that says it is the best has it all."""
+    """A kill between ckpt.pt and best.pt leaves an older best; the training state that is the best has it all."""
     progress = state.progress
     if progress.best_step != progress.step:
         return
