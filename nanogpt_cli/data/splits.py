@@ -1,0 +1,67 @@
+"""Which documents, or which part of the text, become the validation split."""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+VAL_FRACTION = 0.1
+VAL_MOST = 10_000_000  # tokens of val unless a fraction is asked for
+
+
+@dataclass(frozen=True)
+class Split:
+    """A rule. "tail" and "head" cut the stream of tokens, the others place whole documents.
+
+    tail: the last `fraction`, at most `most` tokens; counted in characters where they are known beforehand
+    head: the first `tokens`
+    documents: those whose keyed hash lies below `fraction`; the same for any order and for more files
+    rows: karpathy's for OpenWebText, the first `fraction` of a permutation of `rows` documents
+    files: the documents of the files from number `first_val_file` on
+    """
+
+    rule: str
+    fraction: float = VAL_FRACTION
+    most: int | None = None
+    tokens: int = 0
+    seed: int = 0
+    rows: int = 0
+    only_file: int | None = None  # "documents": take them from this file alone
+    first_val_file: int = 0
+
+    def cut(self, count: int) -> int:
+        """Where "tail" cuts a stream of `count` tokens or characters."""
+        val = count - int(count * (1 - self.fraction))
+        return count - (val if self.most is None else min(val, self.most))
+
+    def is_val(self, file: int, row: int, text: str) -> bool:
+        """Whether a document is for validation, by its file, its number among all, or its first piece."""
+        if self.rule == "files":
+            return file >= self.first_val_file
+        if self.rule == "rows":
+            return row in self._val_rows
+        if self.rule == "documents" and self.only_file in (None, file):
+            digest = hashlib.blake2b(text.encode(), digest_size=8, key=str(self.seed).encode())
+            return int.from_bytes(digest.digest(), "little") < self.fraction * 2**64
+        return False
+
+    @cached_property
+    def _val_rows(self) -> frozenset[int]:
+        """As `train_test_split(test_size=fraction, seed=seed)` of the library datasets chooses them."""
+        order = np.random.default_rng(self.seed).permutation(self.rows)
+        return frozenset(order[: math.ceil(self.fraction * self.rows)].tolist())
+
+    def words(self) -> str:
+        """The rule for people, as it stands in meta.toml."""
+        most = f", at most {self.most:,} tokens" if self.most else ""
+        where = "" if self.only_file is None else f" of file {self.only_file}"
+        share = f"{self.fraction:.4g}"
+        return {
+            "tail": f"val is the last {share} of the text{most}",
+            "head": f"val is the first {self.tokens:,} tokens",
+            "documents": f"val is {share} of the documents{where}, by a hash of their text, seed {self.seed}",
+            "rows": f"val is the first {share} of a permutation of the documents by numpy, seed {self.seed}",
+            "files": "val is the data set's own validation file",
+        }[self.rule]

@@ -1,0 +1,236 @@
+"""Text to token ids and back: characters, bytes, or any encoding of tiktoken.
+
+A tokenizer is described by a small TOML table, which travels with a data set and with every run trained on it, so that
+sampling needs no data set. Characters and bytes need neither a network nor tiktoken.
+"""
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nanogpt_cli.errors import NanogptError, UserError, did_you_mean
+from nanogpt_cli.files import user_cache
+
+if TYPE_CHECKING:
+    import tiktoken
+
+Ids: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
+END_OF_TEXT = b"<|endoftext|>"
+REPLACEMENT = "\ufffd".encode()
+
+
+class Tokenizer(ABC):
+    """Ids run from 0 to size - 1; `eot` is the id that ends a document, if there is one."""
+
+    kind: str
+    size: int
+    eot: int | None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The smallest unsigned type of a token file that holds every id."""
+        return np.dtype(np.uint16 if self.size <= 1 << 16 else np.uint32)
+
+    @abstractmethod
+    def encode(self, text: str) -> Ids:
+        """Ids of a text, of type `dtype`. Special tokens written out in it are plain text. No eot is added."""
+
+    @abstractmethod
+    def _table(self) -> list[bytes]:
+        """The bytes of every id."""
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        return self._table()
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The UTF-8 bytes of any ids; one it does not know gives U+FFFD, never an error."""
+        table = self._bytes
+        return b"".join(table[i] if 0 <= i < len(table) else REPLACEMENT for i in ids)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of any ids; bytes that are no valid UTF-8 show as U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", "replace")
+
+    def byte_lengths(self) -> npt.NDArray[np.int32]:
+        """UTF-8 bytes of each id, shape (size,); 0 for eot: the denominator of bits per byte."""
+        lengths = np.fromiter(map(len, self._bytes), np.int32, self.size)
+        if self.eot is not None:
+            lengths[self.eot] = 0
+        return lengths
+
+    @abstractmethod
+    def to_toml(self) -> dict[str, Any]:
+        """The table that `tokenizer_from_toml` reads."""
+
+
+class CharTokenizer(Tokenizer):
+    """One id a character, in code point order."""
+
+    kind = "char"
+    eot = None
+
+    def __init__(self, alphabet: Iterable[str]) -> None:
+        self.alphabet = "".join(sorted(set(alphabet)))
+        self.size = len(self.alphabet)
+        points = _code_points(self.alphabet)
+        self._ids = np.full(int(points[-1]) + 2, -1, np.int32)  # the last place stands for all larger code points
+        self._ids[points] = np.arange(self.size)
+
+    def encode(self, text: str) -> Ids:
+        """Ids of a text.
+
+        Raises:
+            UserError: characters outside the alphabet; lists them and it.
+        """
+        ids = self._ids[np.minimum(_code_points(text), len(self._ids) - 1)]
+        if ids.size and ids.min() < 0:
+            unknown = sorted(set(text) - set(self.alphabet))
+            raise UserError(
+                f"The text has {len(unknown)} characters that this tokenizer does not know: {_show(unknown)}. "
+                f"Its {self.size} characters are: {_show(list(self.alphabet))}."
+            )
+        return ids.astype(self.dtype)
+
+    def _table(self) -> list[bytes]:
+        return [character.encode() for character in self.alphabet]
+
+    def to_toml(self) -> dict[str, Any]:
+        return {"kind": self.kind, "alphabet": self.alphabet}
+
+
+class BytesTokenizer(Tokenizer):
+    """One id a UTF-8 byte, and 256 for the end of a text."""
+
+    kind = "bytes"
+    size = 257
+    eot = 256
+
+    def encode(self, text: str) -> Ids:
+        return np.frombuffer(without_surrogates(text).encode(), np.uint8).astype(self.dtype)
+
+    def _table(self) -> list[bytes]:
+        return [bytes([i]) for i in range(256)] + [END_OF_TEXT]
+
+    def to_toml(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+
+class TiktokenTokenizer(Tokenizer):
+    """A byte pair encoding of tiktoken, by its name there. It is loaded when text is first met, not before."""
+
+    def __init__(
+        self, kind: str, size: int | None = None, eot: int | None = None, say: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.kind, self._say = kind, say
+        self.size = size or self.encoding.n_vocab
+        self.eot = self.encoding.eot_token if eot is None else eot
+
+    @cached_property
+    def encoding(self) -> "tiktoken.Encoding":
+        """Raises NanogptError if its files are neither cached nor to be had."""
+        return _load_encoding(self.kind, self._say)
+
+    def encode(self, text: str) -> Ids:
+        return self.encoding.encode_to_numpy(without_surrogates(text), disallowed_special=()).astype(self.dtype)
+
+    def _table(self) -> list[bytes]:
+        table = [REPLACEMENT] * self.size  # some encodings leave ids unused
+        for token, word in self.encoding._special_tokens.items():
+            table[word] = token.encode()
+        for token_bytes in self.encoding.token_byte_values():
+            table[self.encoding.encode_single_token(token_bytes)] = token_bytes
+        return table
+
+    def to_toml(self) -> dict[str, Any]:
+        return {"kind": self.kind, "size": self.size, "eot": self.eot}
+
+
+def get_tokenizer(kind: str, say: Callable[[str], None] = lambda _: None) -> Tokenizer:
+    """The tokenizer called "bytes", "gpt2" or as any encoding of tiktoken; `say` hears what is fetched for it.
+
+    Raises:
+        UserError: there is none of that name ("char" has an alphabet of its own, made from a text).
+        NanogptError: its files are neither cached nor to be had.
+    """
+    return BytesTokenizer() if kind == "bytes" else TiktokenTokenizer(kind, say=say)
+
+
+def tokenizer_from_toml(table: dict[str, Any]) -> Tokenizer:
+    """The tokenizer that `to_toml` described.
+
+    Raises:
+        UserError: the table is damaged.
+    """
+    kind = table.get("kind")
+    if kind == "char" and isinstance(alphabet := table.get("alphabet"), str) and alphabet:
+        return CharTokenizer(alphabet)
+    if kind == "bytes":
+        return BytesTokenizer()
+    size, eot = table.get("size"), table.get("eot")
+    if isinstance(kind, str) and kind != "char" and isinstance(size, int) and isinstance(eot, int):
+        return TiktokenTokenizer(kind, size, eot)
+    raise UserError(
+        f"The tokenizer table is damaged: {table!r:.200}. It needs a kind, and an alphabet or size and eot."
+    )
+
+
+def without_surrogates(text: str) -> str:
+    """`text` with halves of surrogate pairs, which no UTF-8 can hold, paired or replaced by U+FFFD."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _code_points(text: str) -> npt.NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+
+
+def _show(characters: list[str], most: int = 100) -> str:
+    more = f" and {len(characters) - most} more" if len(characters) > most else ""
+    return " ".join(repr(c)[1:-1] if c != " " else "' '" for c in characters[:most]) + more
+
+
+def _load_encoding(name: str, say: Callable[[str], None]) -> "tiktoken.Encoding":
+    try:
+        import tiktoken
+    except ImportError as error:
+        raise NanogptError(f"The tokenizer {name} needs tiktoken: pip install tiktoken") from error
+    known = tiktoken.list_encoding_names()
+    if name not in known:
+        names = ["char", "bytes", *known]
+        raise UserError(
+            f"--tokenizer {name}: no such tokenizer.{did_you_mean(name, names)} There are: {', '.join(names)}."
+        )
+    # tiktoken's own default is a temporary folder, which a restart empties: then a machine without a network is stuck
+    folder = os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(user_cache() / "tiktoken"))
+    if name == "gpt2":
+        _fetch_gpt2_files(Path(folder), say)
+    try:
+        return tiktoken.get_encoding(name)
+    except OSError as error:
+        raise NanogptError(
+            f"The tokenizer {name} could not be fetched ({error}). It is kept in {folder} once it was; "
+            "on a machine without a network copy that folder from another, or use --tokenizer gpt2, bytes or char."
+        ) from error
+
+
+def _fetch_gpt2_files(folder: Path, say: Callable[[str], None]) -> None:
+    """Put GPT-2's two files where tiktoken looks for them: under the SHA-1 of their address."""
+    from nanogpt_cli.data.catalogue import pinned
+    from nanogpt_cli.data.sources import fetch
+
+    for name in ("encoder.json", "vocab.bpe"):
+        file = pinned(name)
+        fetch(file, folder / hashlib.sha1(file.urls[0].encode()).hexdigest(), say)

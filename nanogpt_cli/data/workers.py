@@ -1,0 +1,135 @@
+"""Pieces of documents to token ids in worker processes: any number of them gives the same ids in the same order."""
+
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context, parent_process
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nanogpt_cli.data.documents import Piece
+from nanogpt_cli.data.tokenizers import Tokenizer, tokenizer_from_toml
+from nanogpt_cli.errors import NanogptError
+
+
+class Cursor(NamedTuple):
+    """How far the input has been read."""
+
+    file: int = 0  # whole files
+    piece: int = 0  # of the next file
+    row: int = 0  # documents, empty ones too
+    empty: int = 0
+    characters: int = 0
+
+
+class Unit(NamedTuple):
+    """Work for one worker: pieces in order, whether each belongs to val, and where the input stands after them."""
+
+    pieces: list[Piece]
+    val: list[bool]
+    after: Cursor
+    share: float  # of the input's bytes read so far
+
+
+class Encoded(NamedTuple):
+    """The ids of a unit as bytes of token files, train and val, and what was counted."""
+
+    ids: tuple[bytes, bytes]
+    highest: tuple[int, int]
+    documents: int
+    characters: int
+    text_bytes: int
+
+
+class Encoder:
+    """How pieces become ids: the tokenizer, and what is put after a document."""
+
+    def __init__(self, tokenizer: Tokenizer, ending: str) -> None:
+        self.tokenizer = tokenizer
+        self.newline = ending == "newline"
+        self.eot = np.array([tokenizer.eot] if ending == "eot" else [], tokenizer.dtype)
+
+    def __call__(self, unit: Unit) -> Encoded:
+        """The ids of a unit."""
+        parts: tuple[list[Any], list[Any]] = ([self.eot[:0]], [self.eot[:0]])
+        documents = characters = text_bytes = 0
+        for (text, ends), val in zip(unit.pieces, unit.val, strict=True):
+            characters += len(text)
+            text_bytes += len(text) if text.isascii() else len(text.encode())
+            documents += ends
+            if ends and self.newline and not text.endswith("\n"):
+                text += "\n"
+            parts[val].append(self.tokenizer.encode(text))
+            if ends:
+                parts[val].append(self.eot)
+        train, val_ids = np.concatenate(parts[0]), np.concatenate(parts[1])
+        highest = int(train.max(initial=0)), int(val_ids.max(initial=0))
+        little = self.tokenizer.dtype.newbyteorder("<")
+        ids = train.astype(little, copy=False).tobytes(), val_ids.astype(little, copy=False).tobytes()
+        return Encoded(ids, highest, documents, characters, text_bytes)
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def encoded(units: Iterable[Unit], tokenizer: Tokenizer, ending: str, workers: int) -> Iterator[tuple[Unit, Encoded]]:
+    """Each unit with its ids, in order; `workers` of 1 stays in this process.
+
+    Raises:
+        NanogptError: a worker was killed.
+    """
+    if workers == 1:
+        encode = Encoder(tokenizer, ending)
+        yield from ((unit, encode(unit)) for unit in units)
+        return
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (tokenizer.to_toml(), ending))
+    flight: deque[tuple[Unit, Future[Encoded]]] = deque()
+    try:
+        for unit in units:
+            flight.append((unit, pool.submit(_work, unit)))
+            if len(flight) > 2 * workers:  # what bounds the memory
+                yield _landed(flight)
+        while flight:
+            yield _landed(flight)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _landed(flight: "deque[tuple[Unit, Future[Encoded]]]") -> tuple[Unit, Encoded]:
+    unit, future = flight.popleft()
+    try:
+        return unit, future.result()
+    except BrokenProcessPool as error:
+        raise NanogptError(
+            "A worker process was killed, perhaps for want of memory. Run it again to go on from here; "
+            "--workers 1 needs the least."
+        ) from error
+
+
+_encoder: Encoder
+
+
+def _start_worker(tokenizer: dict[str, Any], ending: str) -> None:
+    global _encoder
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the main process ends the workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _encoder = Encoder(tokenizer_from_toml(tokenizer), ending)
+
+
+def _end_with_parent() -> None:
+    """A main process that is killed closes no pool, and its workers would wait for ever."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _work(unit: Unit) -> Encoded:
+    return _encoder(unit)
