@@ -89,8 +89,7 @@ class Setting:
         if isinstance(value, str):
             return not self._words_only and bool(re.fullmatch(self.pattern, value))
         return (
-            math.isfinite(value)
-            and abs(value) <= (LARGEST if self.kind is int else math.inf)
+            (abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value))
             and (self.ge is None or value >= self.ge)
             and (self.gt is None or value > self.gt)
             and (self.le is None or value <= self.le)
