@@ -13,6 +13,7 @@ import os
 import shutil
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -189,13 +190,14 @@ def _look(job: Job, progress: Progress) -> _Plan:
     if kind in ("auto", "char") or job.split.rule == "tail":
         scan = _scan(job, None if kind == "char" else SMALL_BYTES)
     if kind == "auto":
-        kind = "char" if scan is not None and len(scan.alphabet) <= MOST_CHARACTERS else "gpt2"
+        kind = "char" if scan is not None and len(scan.counts) <= MOST_CHARACTERS else "gpt2"
         progress.say(f"tokenizer {kind}: characters are for up to 10 MB of text with at most 10,000 different ones")
     cut = job.split.cut(scan.characters) if scan is not None and job.split.rule == "tail" else None
     if kind == "char":
         assert scan is not None
         ending = "newline" if scan.documents > 1 else "none"
-        return _Plan(CharTokenizer(scan.alphabet | ({"\n"} if ending == "newline" else set())), ending, cut)
+        alphabet = scan.counts.keys() | ({"\n"} if ending == "newline" else set())
+        return _Plan(CharTokenizer(alphabet, max(scan.counts, key=lambda c: (scan.counts[c], c))), ending, cut)
     return _Plan(get_tokenizer(kind, progress.say), "eot" if job.end_of_text else "none", cut)
 
 
@@ -203,7 +205,7 @@ def _look(job: Job, progress: Progress) -> _Plan:
 class _Scan:
     characters: int = 0
     documents: int = 0
-    alphabet: set[str] = field(default_factory=set)
+    counts: Counter[str] = field(default_factory=Counter)  # of every character
 
 
 def _scan(job: Job, most_bytes: int | None) -> _Scan | None:
@@ -215,7 +217,7 @@ def _scan(job: Job, most_bytes: int | None) -> _Scan | None:
         for piece in unit.pieces:
             scan.characters += len(piece.text)
             scan.documents += piece.ends
-            scan.alphabet.update(piece.text)
+            scan.counts.update(piece.text)
             text_bytes += len(piece.text.encode())
         if most_bytes is not None and text_bytes > most_bytes:
             return None

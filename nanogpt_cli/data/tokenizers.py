@@ -77,8 +77,10 @@ class CharTokenizer(Tokenizer):
     kind = "char"
     eot = None
 
-    def __init__(self, alphabet: Iterable[str]) -> None:
+    def __init__(self, alphabet: Iterable[str], most_frequent: str | None = None) -> None:
         self.alphabet = "".join(sorted(set(alphabet)))
+        # where sampling starts without a prompt and without a newline; a space where nobody counted
+        self.most_frequent = most_frequent or (" " if " " in self.alphabet else self.alphabet[0])
         self.size = len(self.alphabet)
         points = _code_points(self.alphabet)
         self._ids = np.full(int(points[-1]) + 2, -1, np.int32)  # the last place stands for all larger code points
@@ -103,7 +105,7 @@ class CharTokenizer(Tokenizer):
         return [character.encode() for character in self.alphabet]
 
     def to_toml(self) -> dict[str, Any]:
-        return {"kind": self.kind, "alphabet": self.alphabet}
+        return {"kind": self.kind, "alphabet": self.alphabet, "most_frequent": self.most_frequent}
 
 
 class BytesTokenizer(Tokenizer):
@@ -171,7 +173,8 @@ def tokenizer_from_toml(table: dict[str, Any]) -> Tokenizer:
     """
     kind = table.get("kind")
     if kind == "char" and isinstance(alphabet := table.get("alphabet"), str) and alphabet:
-        return CharTokenizer(alphabet)
+        frequent = table.get("most_frequent")
+        return CharTokenizer(alphabet, frequent if isinstance(frequent, str) and frequent in list(alphabet) else None)
     if kind == "bytes":
         return BytesTokenizer()
     size, eot = table.get("size"), table.get("eot")
@@ -213,10 +216,9 @@ def _load_encoding(name: str, say: Callable[[str], None]) -> "tiktoken.Encoding"
         raise UserError(
             f"--tokenizer {name}: no such tokenizer.{did_you_mean(name, names)} There are: {', '.join(names)}."
         )
-    # tiktoken's own default is a temporary folder, which a restart empties: then a machine without a network is stuck
-    folder = os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(user_cache() / "tiktoken"))
+    folder = _tiktoken_folder()
     if name == "gpt2":
-        _fetch_gpt2_files(Path(folder), say)
+        _fetch_gpt2_files(folder, say)
     try:
         return tiktoken.get_encoding(name)
     except OSError as error:
@@ -226,11 +228,27 @@ def _load_encoding(name: str, say: Callable[[str], None]) -> "tiktoken.Encoding"
         ) from error
 
 
-def _fetch_gpt2_files(folder: Path, say: Callable[[str], None]) -> None:
+def _tiktoken_folder() -> Path:
+    """Where tiktoken keeps its files.
+
+    Its own default is a temporary folder, which a restart empties: then a machine without a network is stuck.
+    """
+    return Path(os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(user_cache() / "tiktoken")))
+
+
+def gpt2_files(say: Callable[[str], None] = lambda _: None) -> dict[str, bytes]:
+    """GPT-2's vocabulary and merges under the names Hugging Face gives them; NanogptError if they are not to be had."""
+    vocabulary, merges = _fetch_gpt2_files(_tiktoken_folder(), say)
+    return {"vocab.json": vocabulary.read_bytes(), "merges.txt": merges.read_bytes()}
+
+
+def _fetch_gpt2_files(folder: Path, say: Callable[[str], None]) -> tuple[Path, Path]:
     """Put GPT-2's two files where tiktoken looks for them: under the SHA-1 of their address."""
     from nanogpt_cli.data.catalogue import pinned
     from nanogpt_cli.data.sources import fetch
 
-    for name in ("encoder.json", "vocab.bpe"):
-        file = pinned(name)
-        fetch(file, folder / hashlib.sha1(file.urls[0].encode()).hexdigest(), say)
+    files = pinned("encoder.json"), pinned("vocab.bpe")
+    paths = tuple(folder / hashlib.sha1(file.urls[0].encode()).hexdigest() for file in files)
+    for file, path in zip(files, paths, strict=True):
+        fetch(file, path, say)
+    return paths[0], paths[1]
