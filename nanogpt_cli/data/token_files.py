@@ -16,11 +16,11 @@ from nanogpt_cli.data.tokenizers import (
 from nanogpt_cli.data.tokens import DataSet, TokenFile, Tokens, difference
 from nanogpt_cli.data.verify import Progress, check_content, check_ids, looks_like_uint32, silent
 from nanogpt_cli.errors import UserError
-from nanogpt_cli.files import TEMPORARY_PREFIX
 
 __all__ = ["DataSet", "TokenFile", "Tokens", "check_fits", "difference", "open_data_set"]
 
 META, META_FORMAT = "meta.toml", 1
+WORK = ".prepare"  # stands in a folder that prepare has not finished
 GPT2_IDS, GPT2_ROWS = 50_257, 50_304  # the ids, and the table from scratch: padded to a multiple of 64, as in nanoGPT
 LLAMA3_IDS = 128_256
 DTYPES = {"uint16": 2, "uint32": 4}
@@ -62,7 +62,7 @@ def open_data_set(
     data_set = opener(folder, token_dtype, tokenizer, check)
     known_ids = data_set.vocab_size if data_set.tokenizer is None else data_set.tokenizer.size
     for tokens in (data_set.train, data_set.val):
-        check_ids(tokens, known_ids, f"Vocabulary: {data_set.vocab_source}. Prepare the data set again.")
+        check_ids(tokens, known_ids, f"Source of that number: {data_set.vocab_source}. Prepare the data set again.")
     return data_set
 
 
@@ -95,7 +95,7 @@ def _open_ours(folder: Path, token_dtype: str | None, tokenizer: str | None, che
     ):
         if given not in (None, found):
             raise UserError(f"{flag} {given}: {folder / META} says {found}. Leave {flag} out.")
-    vocab_size, source = _field(folder / META, meta, "vocab_size", int), f"{META} of {folder.name}"
+    vocab_size, source = _field(folder / META, meta, "vocab_size", int), META
     if ours is not None:
         vocab_size, source = _rows(ours)
     check(train)
@@ -159,8 +159,8 @@ def _rows(tokenizer: Tokenizer) -> tuple[int, str]:
 
 def _open_foreign(folder: Path, token_dtype: str | None, tokenizer: str | None, check: Check) -> DataSet:
     foreign = find_foreign(folder, token_dtype)
-    if foreign is None or any(folder.glob(f"{TEMPORARY_PREFIX}*")):
-        raise _no_data_set(folder, started=foreign is not None)
+    if foreign is None or (folder / WORK).exists():
+        raise _no_data_set(folder)
     if not foreign.shards and token_dtype is None and any(map(looks_like_uint32, (foreign.train, foreign.val))):
         raise UserError(
             f"{folder} has no {META}, and its files look like 32-bit ids: every second 16-bit number is near 0. "
@@ -213,9 +213,9 @@ def _highest_id(tokens: Tokens) -> int:
     return tokens.highest_id or 0
 
 
-def _no_data_set(folder: Path, *, started: bool) -> UserError:
+def _no_data_set(folder: Path) -> UserError:
     again = f"nanogpt prepare {folder.name}"
-    if started:
-        return UserError(f"The data set in {folder} is incomplete: preparing it was interrupted. Run it again: {again}")
+    if (folder / WORK).exists():
+        return UserError(f"The data set in {folder} is incomplete: preparing it was not finished. Run it again: {again}")
     what = "has no train.bin" if folder.is_dir() else "does not exist"
     return UserError(f"There is no data set in {folder}: it {what}. Prepare one: {again}")

@@ -1,6 +1,7 @@
 """The training loader: right rows, ready in time, errors in the caller, no thread left behind, no memory eaten."""
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -102,10 +103,8 @@ def test_a_file_that_shrinks_is_named(tmp_path):
     with loader(tokens) as batches:
         next(batches)
         os.truncate(tmp_path / "train.bin", 10)
-        next(batches)  # two were read ahead
-        next(batches)
         with pytest.raises(NanogptError, match=r"train\.bin has become shorter"):
-            next(batches)
+            list(itertools.islice(batches, 10))  # two may have been read ahead
 
 
 def test_close_ends_the_thread_and_may_be_called_twice(tmp_path):
