@@ -61,7 +61,7 @@ def create_run(
         UserError: `path` exists (an empty folder is taken over), or its place cannot be written.
         NanogptError: the disk is full.
     """
-    _refuse_existing(path)
+    refuse_existing(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(path)
@@ -81,12 +81,13 @@ def create_run(
     except files.DiskFullError:
         raise NanogptError(f"{path}: no space left on the disk. Nothing was made.") from None
     except OSError as error:
-        _refuse_existing(path)  # another process was faster
+        refuse_existing(path)  # another process was faster
         raise UserError(f"{path}: cannot make the run directory: {error.strerror or error}.") from None
     return RunDirectory(path)
 
 
-def _refuse_existing(path: Path) -> None:
+def refuse_existing(path: Path) -> None:
+    """Raise UserError if a run or anything else but an empty folder stands at `path`."""
     if RunDirectory(path).config.exists():
         raise UserError(
             f"{path}: there is a run already, and nothing is ever overwritten. To continue it type "
