@@ -36,8 +36,9 @@ def resume(
     --max-iters N extends it. What else may change is listed here; each change is logged. The architecture, data set,
     optimizer and seed are the run's for life.
     """
-    changes = flag_layer(flags)
-    continue_run(source, changes, checkpoint, run, dry_run=dry_run, token_dtype=token_dtype, tokenizer=tokenizer)
+    continue_run(
+        source, flag_layer(flags), checkpoint, run, dry_run=dry_run, token_dtype=token_dtype, tokenizer=tokenizer
+    )
 
 
 def continue_run(
@@ -47,17 +48,17 @@ def continue_run(
     new_run: Path | None = None,
     *,
     dry_run: bool,
-    **foreign: str | None,
+    token_dtype: str | None,
+    tokenizer: str | None,
 ) -> None:
-    """Plan, show, go on, report."""
-    from nanogpt_cli.cli.closing import close
-    from nanogpt_cli.cli.train import show_plan
+    """Work out how the run goes on, and carry it out."""
+    from nanogpt_cli.cli.carry_out import carry_out
     from nanogpt_cli.runs.directory import refuse_existing
-    from nanogpt_cli.training.start import plan_resume, start_resume
+    from nanogpt_cli.training.resume import plan_resume
 
     if new_run is not None:
         refuse_existing(new_run)
-    plan = plan_resume(source, changes, checkpoint=checkpoint, new_run=new_run, **foreign)
-    show_plan(plan)
-    if not dry_run:
-        close(start_resume(plan))
+    plan = plan_resume(
+        source, changes, checkpoint=checkpoint, new_run=new_run, token_dtype=token_dtype, tokenizer=tokenizer
+    )
+    carry_out(plan, dry_run=dry_run)

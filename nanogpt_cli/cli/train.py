@@ -1,19 +1,17 @@
 """`nanogpt train`: from layers of settings to a plan, from the plan to a run."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from nanogpt_cli.cli import complete, show
 from nanogpt_cli.cli.options import with_settings
-from nanogpt_cli.config.layers import Layer, Layered, combine, config_layer, flag_layer
+from nanogpt_cli.cli.resume import continue_run
+from nanogpt_cli.config.layers import FLAG, Layer, Layered, combine, config_layer, flag_layer
 from nanogpt_cli.config.presets import preset_layer, preset_path
 from nanogpt_cli.config.schema import settings
 from nanogpt_cli.errors import UserError
-
-if TYPE_CHECKING:
-    from nanogpt_cli.training.plan import Plan
 
 
 @with_settings()
@@ -45,24 +43,22 @@ def train(
     Settings come from defaults, then --preset, then --config, then flags, whatever their order on the line.
     """
     layered = combine(*_layers(preset, config, flags))
+    from nanogpt_cli.cli.carry_out import carry_out
+    from nanogpt_cli.runs.directory import RunDirectory, new_run_path, refuse_existing
+
+    if run is not None and not or_resume:
+        refuse_existing(run)
     layered = _with_prepared_data(layered)
     path = run or Path("runs") / _base_name(preset, config, layered)
-    foreign = {"token_dtype": token_dtype, "tokenizer": tokenizer}
-    if or_resume and (path / "config.toml").exists():
-        _continue(path, layered, dry_run, foreign)
+    if or_resume and RunDirectory(path).config.exists():
+        changes = _changes(path, layered)
+        continue_run(str(path), changes, dry_run=dry_run, token_dtype=token_dtype, tokenizer=tokenizer)
         return
-    from nanogpt_cli.runs.directory import new_run_path, refuse_existing
-    from nanogpt_cli.training.start import plan_new, start_new
-
     if run is None and not or_resume:
         path = new_run_path(path.parent, path.name)
-    refuse_existing(path)
-    plan = plan_new(layered, path, **foreign)
-    show_plan(plan)
-    if not dry_run:
-        from nanogpt_cli.cli.closing import close
+    from nanogpt_cli.training.plan import plan_run
 
-        close(start_new(plan))
+    carry_out(plan_run(layered, path, token_dtype=token_dtype, tokenizer=tokenizer), dry_run=dry_run)
 
 
 def _layers(preset: str | None, config: Path | None, flags: dict[str, Any]) -> list[Layer]:
@@ -94,38 +90,26 @@ def _with_prepared_data(layered: Layered) -> Layered:
     return layered
 
 
-def _continue(path: Path, layered: Layered, dry_run: bool, foreign: dict[str, str | None]) -> None:
-    """`--or-resume` on a run: continue it if it is the one this line describes.
+def _changes(path: Path, layered: Layered) -> Layer:
+    """`--or-resume` on a run: what this line gives and the run has otherwise.
 
-    What the line says and config.toml does not is a change; whatever a resume changed meanwhile stays as it is.
+    Raises:
+        UserError: the run is another one than the line describes.
     """
-    from nanogpt_cli.cli.resume import continue_run
     from nanogpt_cli.runs.directory import RunDirectory, read_config
 
+    show.say(f"{path} is there: continuing it")
     started = combine(Layer(str(path / "config.toml"), read_config(RunDirectory(path)))).config
     changes: dict[str, dict[str, Any]] = {}
-    for name, known in settings().items():
-        if name not in layered.origins or name == "data_dir":
-            continue
-        value = getattr(getattr(layered.config, known.section), name)
-        if value != getattr(getattr(started, known.section), name):
-            changes.setdefault(known.section, {})[name] = value
-    others = [n for table in changes.values() for n in table if settings()[n].resume == "fixed"]
+    for name in layered.origins:
+        section = settings()[name].section
+        value = getattr(getattr(layered.config, section), name)
+        if name != "data_dir" and value != getattr(getattr(started, section), name):
+            changes.setdefault(section, {})[name] = value
+    others = [name for table in changes.values() for name in table if settings()[name].resume == "fixed"]
     if others:
         raise UserError(
             f"{path} holds another run: {', '.join(others)} differ from its config.toml. "
             "Choose another --run, or give the settings it was started with."
         )
-    show.say(f"{path} is there: continuing it")
-    continue_run(str(path), Layer("flag", changes), dry_run=dry_run, **foreign)
-
-
-def show_plan(plan: "Plan") -> None:
-    """The plan, what is to be noted, and what should not be missed; to stderr."""
-    if not show.main_process():
-        return
-    show.groups(plan.groups(), stderr=True)
-    for note in plan.notes:
-        show.say(f"note: {note}")
-    for warning in plan.warnings:
-        show.warn(warning)
+    return Layer(FLAG, changes)

@@ -1,0 +1,106 @@
+"""From a plan to a trained model: what train and resume have in common, up to the words of farewell."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from nanogpt_cli.cli import show
+
+if TYPE_CHECKING:
+    from nanogpt_cli.training.loading import LoadedModel
+    from nanogpt_cli.training.plan import Plan
+    from nanogpt_cli.training.start import Outcome
+
+EVALUATION_SECONDS = 60.0  # a longer evaluation is left to the user
+EVALUATION_SHARE = 0.3  # of the peak that a forward pass is expected to reach
+SAMPLE_TOKENS = 300
+
+
+def carry_out(plan: "Plan", *, dry_run: bool) -> None:
+    """Show the plan, train, report to stderr, and write the sample to stdout."""
+    if show.main_process():
+        _show_plan(plan)
+    if dry_run:
+        return
+    from nanogpt_cli.training.start import start
+
+    outcome = start(plan)
+    if show.main_process():
+        _close(plan, outcome)
+
+
+def _show_plan(plan: "Plan") -> None:
+    show.groups(plan.groups(), stderr=True)
+    for note in plan.notes:
+        show.say(f"note: {note}")
+    for warning in plan.warnings:
+        show.warn(warning)
+
+
+def _close(plan: "Plan", outcome: "Outcome") -> None:
+    path = outcome.run.path
+    if outcome.already_finished:
+        show.say(f"{path} is finished: {outcome.step:,} updates. To extend it: nanogpt resume {path} --max-iters N")
+        return
+    show.say(f"{path} is finished: {outcome.step:,} updates")
+    if outcome.run.best.exists():
+        from nanogpt_cli.training.loading import load_model
+
+        loaded = load_model(str(path), device=plan.compute.device)
+        _evaluate(plan, loaded)
+        if loaded.tokenizer is not None:
+            _sample(plan, loaded)
+    rows = [
+        (f'nanogpt sample {path} --prompt "..."', "text"),
+        (f"nanogpt eval {path}", "loss over the whole validation split"),
+        (f"nanogpt plot {path}", "the curves"),
+        (f"nanogpt resume {path} --max-iters {2 * outcome.step}", "go on"),
+    ]
+    width = max(len(command) for command, _ in rows)
+    show.say("\nwhat to type next:")
+    for command, what in rows:
+        show.say(f"  {command:<{width}}  {what}")
+
+
+def _evaluate(plan: "Plan", loaded: "LoadedModel") -> None:
+    """Loss over the whole validation split, unless that would take long."""
+    from nanogpt_cli.model.flops import flops_per_token
+    from nanogpt_cli.training.evaluation_full import default_batch_size, evaluate_split
+
+    val = plan.data_set.val
+    seconds = val.count * flops_per_token(plan.architecture) / 3  # FLOPs of the forward passes
+    seconds /= EVALUATION_SHARE * plan.peak[0] if plan.peak else 1.0
+    if seconds > EVALUATION_SECONDS:
+        show.say(f"the best weights are those of step {loaded.step:,}; nanogpt eval reads the whole validation split")
+        return
+    lengths = loaded.tokenizer.byte_lengths() if loaded.tokenizer else None
+    found = evaluate_split(
+        loaded.model, val, batch_size=default_batch_size(loaded.model), compute=plan.compute, byte_lengths=lengths
+    )
+    show.say(
+        f"best weights, of step {loaded.step:,}, over all {found.tokens:,} validation tokens: loss {found.loss:.4f}, "
+        f"perplexity {found.perplexity:.2f}, bits per byte {show.number(found.bits_per_byte, '.4f')}"
+    )
+
+
+def _sample(plan: "Plan", loaded: "LoadedModel") -> None:
+    from nanogpt_cli.model.generate import Sampling
+    from nanogpt_cli.training.sampling import start_of_text, write_samples
+
+    prompt, _ = start_of_text(loaded.tokenizer)
+    eot = loaded.tokenizer.eot if loaded.tokenizer else None
+    sampling = Sampling(
+        max_new_tokens=SAMPLE_TOKENS,
+        temperature=0.8,
+        top_k=200,
+        top_p=None,
+        seed=plan.config.train.seed,
+        stop_ids=frozenset() if eot is None else frozenset([eot]),
+    )
+    show.say("a sample of it:\n")
+
+    def write(piece: str) -> None:
+        print(piece, end="", flush=True)
+
+    write_samples(loaded, prompt, 1, sampling, on_text=write)
+    print()
+    sys.stdout.flush()
