@@ -1,6 +1,5 @@
 """The live view: one calm panel at the bottom of a terminal, redrawn at most four times a second."""
 
-import contextlib
 import itertools
 import math
 import os
@@ -23,6 +22,7 @@ from nanogpt_cli.runs.views import (
     Start,
     StepReport,
     duration,
+    give_up,
     mfu,
     number,
     peak,
@@ -119,13 +119,13 @@ class LiveView(PlainView):
         try:
             act()
         except OSError:  # the terminal is gone; the log file has everything
+            give_up(self._stream)
             self._stop()
 
     def _stop(self) -> None:
         live, self._live = self._live, None
         if live is not None:
-            with contextlib.suppress(OSError):
-                live.stop()
+            live.stop()
 
     def _in_background(self) -> bool:
         """Whether the shell runs other work in front, whose screen must not be drawn over."""

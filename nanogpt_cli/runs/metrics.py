@@ -1,5 +1,6 @@
 """`metrics.jsonl`: one JSON object a line, each step once of each kind, whatever was killed in between."""
 
+import contextlib
 import json
 import math
 import os
@@ -59,14 +60,14 @@ class MetricsLog:
                 yield json.dumps(line).encode() + b"\n"
 
     def close(self) -> None:
-        """Write what is left, if the disk takes it."""
-        try:
+        """Write what is left, if the disk takes it: a checkpoint that needs it has been refused by `sync`."""
+        with contextlib.suppress(OSError):
             self._drain()
-        finally:
-            self._close()
+        self._close()
 
     def _drain(self) -> None:
         if self._file is None:
+            self.path.parent.mkdir(exist_ok=True)  # somebody may have tidied up
             self._file = self.path.open("ab", buffering=0)
         while self._pending:
             written = self._file.write(self._pending)  # unbuffered: may write less than all

@@ -24,8 +24,8 @@ class TensorBoard:
     def __init__(self, config: Config, run: RunDirectory, first_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # torch is loaded already where training runs
 
-        folder = run.logs / "tensorboard"
-        self._writer = SummaryWriter(str(folder), purge_step=first_step + 1 if first_step else None)
+        purge = first_step + 1 if first_step else 0  # a new start evaluates step 0 again
+        self._writer = SummaryWriter(str(run.logs / "tensorboard"), purge_step=purge)
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """One scalar a number."""
@@ -50,6 +50,8 @@ class WandB:
             resume="allow",
             dir=str(run.logs),
             config=config.to_toml(),
+            # train.log has the text, without a panel's escape codes; a network that is not there is no reason to wait
+            settings=wandb.Settings(console="off", init_timeout=30),
         )
         # an axis of its own: W&B's own step cannot go back to a checkpoint
         self._run.define_metric("*", step_metric="step")
@@ -107,4 +109,5 @@ def open_trackers(config: Config, run: RunDirectory, first_step: int, warn: Call
 def _failed(name: str, error: Exception) -> str:
     missing = isinstance(error, ModuleNotFoundError)
     advice = f" Install it with: pip install 'nanogpt-cli[{name}]'." if missing else ""
-    return f"{name} is left out: {error or type(error).__name__}.{advice} Training goes on; metrics.jsonl has it all."
+    reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return f"{name} is left out: {reason}.{advice} Training goes on; metrics.jsonl has it all."

@@ -1,6 +1,8 @@
 """What is shown while a run trains: the protocol the loop speaks to, plain lines, and silence."""
 
+import contextlib
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -93,28 +95,40 @@ SilentView = View
 
 
 class Output:
-    """Text to a stream and a log file; one that breaks (closed pipe, lost terminal, full disk) is given up quietly."""
+    """Lines to a stream and a log file. Neither a closed pipe nor a lost terminal nor a full disk ends a training."""
 
     def __init__(self, stream: TextIO | None, log_file: Path | None) -> None:
-        self._targets = [stream] if stream else []
-        self._own: TextIO | None = None
+        self._stream = stream
+        self._log: TextIO | None = None
         if log_file is not None:
-            self._own = log_file.open("a", encoding="utf-8", errors="replace")
-            self._targets.append(self._own)
+            log_file.parent.mkdir(exist_ok=True)
+            self._log = log_file.open("a", encoding="utf-8", errors="replace")
 
     def line(self, text: str) -> None:
         """Write one line, or several."""
-        for target in list(self._targets):
+        if self._stream is not None:
             try:
-                target.write(text + "\n")
-                target.flush()
-            except OSError:  # training goes on without an audience
-                self._targets.remove(target)
+                self._stream.write(text + "\n")
+                self._stream.flush()
+            except OSError:
+                give_up(self._stream)
+                self._stream = None
+        if self._log is not None:
+            with contextlib.suppress(OSError):  # there may be room again for the next line
+                self._log.write(text + "\n")
+                self._log.flush()
 
     def close(self) -> None:
         """Close the log file."""
-        if self._own in self._targets:
-            self._own.close()
+        if self._log is not None:
+            with contextlib.suppress(OSError):
+                self._log.close()
+
+
+def give_up(stream: TextIO) -> None:
+    """Let what is still to come to a stream that is broken go nowhere, also at the end of the process."""
+    with contextlib.suppress(OSError), Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 class PlainView(View):
