@@ -1,0 +1,258 @@
+"""`nanogpt eval`: how good a model is, on a whole split or on a task. Changes nothing."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nanogpt_cli.cli import complete, show
+from nanogpt_cli.cli.progress import progress
+from nanogpt_cli.errors import NanogptError, UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from nanogpt_cli.data.token_files import DataSet
+    from nanogpt_cli.data.tokenizers import Tokenizer
+    from nanogpt_cli.training.device import Compute
+    from nanogpt_cli.training.loading import LoadedModel
+
+# nanoGPT's README: means over 500 x 8 random rows of its OpenWebText splits
+PUBLISHED_LOSS = {
+    "gpt2": {"train": 3.11, "val": 3.12},
+    "gpt2-medium": {"train": 2.85, "val": 2.84},
+    "gpt2-large": {"train": 2.66, "val": 2.67},
+    "gpt2-xl": {"train": 2.56, "val": 2.54},
+}
+# llm.c, dev/data/hellaswag.py: accuracy by sum and by mean
+PUBLISHED_HELLASWAG = {"gpt2": (0.2859, 0.2955), "gpt2-xl": (0.3842, 0.4893)}
+README, LLM_C = "published by nanoGPT", "published by llm.c"
+
+
+def eval_(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A run, a checkpoint file, a nanoGPT out_dir, a Hugging Face folder, or gpt2, gpt2-medium...",
+            autocompletion=complete.runs,
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Data set under data/ [the one MODEL was trained on].",
+            autocompletion=complete.data_sets,
+        ),
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the token files, instead of --data.")
+    ] = None,
+    split: Annotated[str, typer.Option(metavar="val|train", help="Which part of the data.")] = "val",
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Windows a forward pass; the result is the same [what fits].")
+    ] = None,
+    checkpoint: Annotated[str, typer.Option(metavar="best|last|FILE", help="Of a run.")] = "best",
+    task: Annotated[
+        str | None, typer.Option(metavar="hellaswag|lambada", help="Answer its questions instead of reading a split.")
+    ] = None,
+    task_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Its questions, jsonl or parquet [from the hub].")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="First so many questions of the task.")] = None,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Where to compute.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(metavar="float32|bfloat16|float16|auto", help="Number format of matrix products.")
+    ] = "float32",
+    token_dtype: Annotated[
+        str | None, typer.Option(metavar="uint16|uint32", help="Of a data folder without metadata.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a data folder without metadata: gpt2, bytes.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Evaluate a model: loss, perplexity and bits per byte of a whole split.
+
+    Every token but the first is predicted once. Read-only: a run may be training meanwhile.
+    """
+    if split not in ("val", "train"):
+        raise UserError(f"--split {split}: use val or train.")
+    if task is None and (task_file is not None or limit is not None):
+        raise UserError("--task-file and --limit belong to --task hellaswag or --task lambada.")
+    if task is not None and (data is not None or data_dir is not None):
+        raise UserError(f"--task {task} brings its own texts: leave --data and --data-dir out.")
+    from nanogpt_cli.training.loading import load_model
+
+    loaded = load_model(model, checkpoint)
+    compute = place(loaded, device, dtype)
+    if task is not None:
+        report = _answer(loaded, compute, task, task_file, limit, batch_size)
+    else:
+        folder = _data_folder(loaded, data, data_dir)
+        report = _measure(loaded, compute, _open(folder, loaded, token_dtype, tokenizer), split, batch_size)
+    if json:
+        show.document(report)
+    else:
+        _print(report)
+
+
+def place(loaded: "LoadedModel", device: str, dtype: str) -> "Compute":
+    """Say what was loaded, and move it to where it is computed with."""
+    import torch
+
+    from nanogpt_cli.config.schema import SystemSettings
+    from nanogpt_cli.training.device import choose_compute
+
+    show.say(f"model: {loaded.source}")
+    for note in loaded.notes:
+        show.say(f"note: {note}")
+    system = SystemSettings(device=device, dtype=dtype, compile="off")  # type: ignore[arg-type]
+    compute = choose_compute(system, loaded.model.config, long_run=False)
+    compute.prepare()
+    if compute.dtype == torch.float32:
+        torch.set_float32_matmul_precision("highest")  # TF32 would not be what was asked for
+    loaded.model.to(compute.device)
+    show.say(f"device: {compute.describe()}, {compute.dtype_name}")
+    return compute
+
+
+def _data_folder(loaded: "LoadedModel", data: str | None, data_dir: Path | None) -> Path:
+    """The folder that is meant, prepared first if it is small and missing."""
+    if data is not None and data_dir is not None:
+        raise UserError("--data NAME and --data-dir DIR both name the data: give one of them.")
+    if data_dir is not None:
+        return data_dir
+    if data is None:
+        known = loaded.data or {}
+        if "folder" in known:
+            return Path(known["folder"])
+        if "name" not in known:
+            raise UserError(f"{loaded.source} does not say what it was trained on: add --data NAME or --data-dir DIR.")
+        data = str(known["name"])
+    from nanogpt_cli.data.prepare import ensure_prepared
+
+    return Path("data") / ensure_prepared(data)
+
+
+def _open(folder: Path, loaded: "LoadedModel", token_dtype: str | None, tokenizer: str | None) -> "DataSet":
+    """The data, if its ids mean what the model's do."""
+    from nanogpt_cli.data.token_files import difference, open_data_set
+
+    found = open_data_set(folder, token_dtype=token_dtype, tokenizer=tokenizer)
+    for note in found.notes:
+        show.say(f"note: {note}")
+    ours, theirs = loaded.tokenizer, found.tokenizer
+    if ours is not None and theirs is not None and _meaning(ours) != _meaning(theirs):
+        raise UserError(
+            f"{folder} holds {theirs.size:,} ids of the tokenizer {theirs.kind}, the model reads {ours.size:,} of "
+            f"{ours.kind}: the same ids mean different text. Use data prepared with the model's tokenizer."
+        )
+    trained = loaded.data or {}
+    if "train" in trained and trained.get("folder") == str(found.folder):
+        changed = difference(trained, found.fingerprint())
+        if changed:
+            show.warn(f"{folder} is not what the model was trained on any more: {changed}")
+    return found
+
+
+def _meaning(tokenizer: "Tokenizer") -> tuple[str, Any]:
+    return tokenizer.kind, getattr(tokenizer, "alphabet", tokenizer.size)
+
+
+def _measure(
+    loaded: "LoadedModel", compute: "Compute", data_set: "DataSet", split: str, batch_size: int | None
+) -> dict[str, Any]:
+    from nanogpt_cli.training.evaluation_full import default_batch_size, evaluate_split
+
+    tokens = data_set.train if split == "train" else data_set.val
+    reader = loaded.tokenizer or data_set.tokenizer
+    lengths = None
+    try:
+        lengths = None if reader is None else reader.byte_lengths()
+    except NanogptError as error:  # the loss needs no text
+        show.warn(f"bits per byte stay unknown: {error}")
+    with progress(f"{data_set.name} {split}", "tokens") as told:
+        result = evaluate_split(
+            loaded.model,
+            tokens,
+            batch_size=batch_size or default_batch_size(loaded.model),
+            compute=compute,
+            byte_lengths=lengths,
+            progress=told,
+        )
+    published = PUBLISHED_LOSS[loaded.released][split] if loaded.released and data_set.name == "openwebtext" else None
+    return {
+        "model": loaded.source,
+        "step": loaded.step,
+        "data": data_set.name,
+        "folder": str(data_set.folder),
+        "split": split,
+        **asdict(result),
+        "perplexity": result.perplexity,
+        "published": None if published is None else {"loss": published, "source": README},
+    }
+
+
+def _answer(
+    loaded: "LoadedModel", compute: "Compute", name: str, path: Path | None, limit: int | None, batch_size: int | None
+) -> dict[str, Any]:
+    from nanogpt_cli.training.evaluation_full import default_batch_size
+    from nanogpt_cli.training.tasks import TASKS, read_questions, run_task
+
+    if name not in TASKS:
+        raise UserError(f"--task {name}: no such task.{did_you_mean(name, list(TASKS))} There are: {', '.join(TASKS)}.")
+    if loaded.tokenizer is None:
+        raise UserError(f"--task {name} needs a tokenizer, and {loaded.source} has none.")
+    questions = read_questions(TASKS[name], path, loaded.tokenizer, limit)
+    with progress(name, "texts") as told:
+        result = run_task(
+            TASKS[name],
+            loaded.model,
+            questions,
+            batch_size=batch_size or default_batch_size(loaded.model),
+            compute=compute,
+            progress=told,
+        )
+    if result.cut:
+        show.warn(
+            f"{result.cut} texts are longer than the model's {loaded.model.config.block_size} positions: their "
+            "beginning was left out, so the numbers do not compare with those of longer models"
+        )
+    published = PUBLISHED_HELLASWAG.get(loaded.released or "") if name == "hellaswag" and limit is None else None
+    return {
+        "model": loaded.source,
+        "step": loaded.step,
+        **asdict(result),
+        "published": None
+        if published is None
+        else {"accuracy": published[0], "accuracy_norm": published[1], "source": LLM_C},
+    }
+
+
+LABELS = {
+    "loss": ("loss, nats a token", ".4f"),
+    "standard_error": ("standard error", ".4f"),
+    "perplexity": ("perplexity", ",.4f"),
+    "bits_per_byte": ("bits per byte", ".4f"),
+    "tokens": ("tokens predicted", ",d"),
+    "accuracy": ("accuracy", ".4f"),
+    "accuracy_norm": ("accuracy, by mean", ".4f"),
+    "examples": ("examples", ",d"),
+}
+OPTIONAL = ("accuracy_norm", "perplexity")  # a task has them or not
+
+
+def _print(report: dict[str, Any]) -> None:
+    published = report["published"] or {}
+    what = report.get("task") or f"{report['data']} {report['split']}"
+    columns = [what, "measured", *([published["source"]] if published else [])]
+    rows = []
+    for key, (label, form) in LABELS.items():
+        if key not in report or (key in OPTIONAL and report[key] is None):
+            continue
+        row = [label, show.number(report[key], form)]
+        rows.append([*row, show.number(published[key], ".2f") if key in published else ""] if published else row)
+    show.table(columns, rows)
+    sys.stdout.flush()

@@ -1,0 +1,87 @@
+"""`nanogpt export`: a model as a folder for other programs."""
+
+import json as json_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nanogpt_cli.cli import complete, show
+from nanogpt_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from nanogpt_cli.data.tokenizers import Tokenizer
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def export(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="A run; also a checkpoint file or a nanoGPT out_dir.", autocompletion=complete.runs
+        ),
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    checkpoint: Annotated[str, typer.Option(metavar="best|last|FILE", help="Of a run.")] = "best",
+    dtype: Annotated[
+        str, typer.Option(metavar="float32|bfloat16|float16", help="Number format of the stored weights.")
+    ] = "float32",
+) -> None:
+    """Write a Hugging Face GPT-2 folder, verified before success is told.
+
+    An architecture that is no GPT-2 gets a safetensors folder with our own description.
+    """
+    if dtype not in DTYPES:
+        raise UserError(f"--dtype {dtype}: use {', '.join(DTYPES)}.")
+    import torch
+
+    from nanogpt_cli.model.export import export_model, foreign_switches
+    from nanogpt_cli.training.loading import load_model
+
+    loaded = load_model(model, checkpoint)
+    show.say(f"model: {loaded.source}")
+    for note in loaded.notes:
+        show.say(f"note: {note}")
+    gpt2 = not foreign_switches(loaded.model.config)
+    files, remark = _tokenizer_files(loaded.tokenizer, loaded.model.config.block_size, gpt2)
+    done = export_model(
+        loaded.model,
+        folder,
+        tokenizer_size=None if loaded.tokenizer is None else loaded.token_limit,
+        tokenizer_files=files,
+        eot=None if loaded.tokenizer is None else loaded.tokenizer.eot,
+        dtype=getattr(torch, dtype),
+    )
+    for note in [*done.notes, *([remark] if remark else [])]:
+        show.say(note)
+    show.say("read back and compared: every number is the same")
+    print(f"{done.folder}: {done.tensors} tensors, {done.parameters:,} parameters, {done.bytes / 1e6:,.1f} MB, {dtype}")
+
+
+def _tokenizer_files(tokenizer: "Tokenizer | None", context: int, gpt2: bool) -> tuple[dict[str, bytes], str]:
+    """Files that turn text into ids, by name, and what has to be said about them."""
+    import tomli_w
+
+    if tokenizer is None:
+        return {}, "There is no tokenizer to go with the model: readers have to work with ids."
+    own = {"tokenizer.toml": tomli_w.dumps(tokenizer.to_toml()).encode()}
+    if not gpt2:
+        return own, ""
+    if tokenizer.kind != "gpt2":
+        return own, (
+            f"Other programs load the weights, but not the {tokenizer.kind} tokenizer, which has no Hugging Face format: "
+            "tokenizer.toml lists its ids, and `nanogpt` reads it."
+        )
+    from nanogpt_cli.data.tokenizers import gpt2_files
+
+    description: dict[str, Any] = {
+        "tokenizer_class": "GPT2Tokenizer",
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|endoftext|>",
+        "unk_token": "<|endoftext|>",
+        "add_prefix_space": False,
+        "model_max_length": context,
+    }
+    config = json_module.dumps(description, indent=2) + "\n"
+    return {**own, **gpt2_files(show.say), "tokenizer_config.json": config.encode()}, ""

@@ -1,0 +1,184 @@
+"""`nanogpt sample`: text from a model."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nanogpt_cli.cli import complete, show
+from nanogpt_cli.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from nanogpt_cli.model.generate import Sampling
+    from nanogpt_cli.runs.directory import RunDirectory
+    from nanogpt_cli.training.loading import LoadedModel
+    from nanogpt_cli.training.sampling import Sample
+
+RULE = "-" * 40
+STDIN = "-"
+MAX_NEW_TOKENS, TEMPERATURE, TOP_K, SEED = 500, 0.8, 200, 1337
+CLOSING_TOKENS = 300  # of the sample at the end of a training
+
+
+def sample(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A run, a checkpoint file, a nanoGPT out_dir, a Hugging Face folder, or gpt2, gpt2-medium...",
+            autocompletion=complete.runs,
+        ),
+    ],
+    prompt: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="What to continue; may be repeated, - reads stdin.")
+    ] = None,
+    prompt_file: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="A UTF-8 file to continue; - reads stdin.")
+    ] = None,
+    num_samples: Annotated[int, typer.Option(min=1, help="Samples of each prompt.")] = 1,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of a sample at most.")] = MAX_NEW_TOKENS,
+    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the most likely token.")] = TEMPERATURE,
+    top_k: Annotated[str, typer.Option(metavar="N|none", help="Draw from the N most likely tokens only.")] = str(TOP_K),
+    top_p: Annotated[
+        str, typer.Option(metavar="P|none", help="Draw from the most likely tokens that add up to P.")
+    ] = "none",
+    seed: Annotated[int, typer.Option(min=0, help="Sample i depends on seed and i alone.")] = SEED,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="End a sample before this text; may be repeated.")
+    ] = None,
+    checkpoint: Annotated[str, typer.Option(metavar="best|last|FILE", help="Of a run.")] = "best",
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Where to compute.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(metavar="float32|bfloat16|float16|auto", help="Number format of matrix products.")
+    ] = "float32",
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Write text with a model. Text goes to stdout, everything else to stderr."""
+    sampling = _sampling(max_new_tokens, temperature, top_k, top_p, seed)
+    stops = tuple(stop or ())
+    if "" in stops:
+        raise UserError("--stop '': an empty text would end every sample at once.")
+    prompts = [_text(text) for text in prompt or ()] + [_read(path) for path in prompt_file or ()]
+    from nanogpt_cli.cli.eval import place
+    from nanogpt_cli.training.loading import load_model
+
+    loaded = load_model(model, checkpoint)
+    encoded = _encode(loaded, prompts)
+    compute = place(loaded, device, dtype)
+    found = []
+    for number, (text, ids) in enumerate(encoded):
+        if number and not json:
+            print(f"\n{RULE}")
+        samples = _write(loaded, text, ids, num_samples, sampling, stops, show_text=not json, dtype=compute.dtype)
+        found += [{"prompt": text, "sample": i, **_plain(one)} for i, one in enumerate(samples)]
+    if json:
+        settings = {key: value for key, value in asdict(sampling).items() if key != "stop_ids"}
+        show.document({"model": loaded.source, "step": loaded.step, **settings, "samples": found})
+
+
+def closing_sample(run: "RunDirectory") -> None:
+    """What a training ends with: one sample of the run's best weights, on the CPU."""
+    from nanogpt_cli.training.loading import load_model
+
+    loaded = load_model(str(run.path))
+    text, ids = _encode(loaded, [])[0]
+    _write(loaded, text, ids, 1, _sampling(CLOSING_TOKENS, TEMPERATURE, str(TOP_K), "none", SEED), ())
+
+
+def _sampling(max_new_tokens: int, temperature: float, top_k: str, top_p: str, seed: int) -> "Sampling":
+    from nanogpt_cli.model.generate import Sampling
+
+    k = _number("--top-k", top_k, int, "a whole number of at least 1, or none")
+    p = _number("--top-p", top_p, float, "a number above 0 and at most 1, or none")
+    if p is not None and p > 1:
+        raise UserError(f"--top-p {top_p}: a number above 0 and at most 1, or none.")
+    return Sampling(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=None if k is None else int(k),
+        top_p=p,
+        seed=seed,
+        stop_ids=frozenset(),
+    )
+
+
+def _number(flag: str, text: str, kind: type[int] | type[float], needed: str) -> float | None:
+    if text.lower() == "none":
+        return None
+    try:
+        value = kind(text)
+    except ValueError:
+        value = 0
+    if not value > 0:
+        raise UserError(f"{flag} {text}: {needed}.")
+    return value
+
+
+def _text(text: str) -> str:
+    return _decode(sys.stdin.buffer.read(), "stdin") if text == STDIN else text
+
+
+def _read(path: Path) -> str:
+    if str(path) == STDIN:
+        return _text(STDIN)
+    try:
+        return _decode(path.read_bytes(), str(path))
+    except OSError as error:
+        raise UserError(f"--prompt-file {path}: {error.strerror}.") from None
+
+
+def _decode(content: bytes, source: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{source}: not UTF-8 text (byte {error.start:,}). Convert it first.") from None
+
+
+def _encode(loaded: "LoadedModel", prompts: list[str]) -> list[tuple[str, list[int]]]:
+    """Each prompt with its ids; what stands for the lack of one."""
+    from nanogpt_cli.training.sampling import prompt_ids, start_of_text
+
+    start, words = start_of_text(loaded.tokenizer)
+    encoded = [(text, prompt_ids(text, loaded.tokenizer) or start) for text in prompts] or [("", start)]
+    if any(not text for text, _ in encoded):
+        show.say(f"no prompt: starting from {words}")
+    return encoded
+
+
+def _write(
+    loaded: "LoadedModel",
+    text: str,
+    ids: list[int],
+    num_samples: int,
+    sampling: "Sampling",
+    stops: tuple[str, ...],
+    *,
+    show_text: bool = True,
+    dtype: "torch.dtype | None" = None,
+) -> "list[Sample]":
+    """Stream the first sample, then print the others under a rule."""
+    from nanogpt_cli.training.sampling import write_samples
+
+    def stream(piece: str) -> None:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+    if show_text:
+        stream(text)
+    samples = write_samples(
+        loaded, ids, num_samples, sampling, stops=stops, dtype=dtype, on_text=stream if show_text else lambda _: None
+    )
+    if show_text:
+        print()
+        for one in samples[1:]:
+            print(f"{RULE}\n{text}{one.text}")
+        sys.stdout.flush()
+    return samples
+
+
+def _plain(sample: "Sample") -> dict[str, str | int]:
+    return {"text": sample.text, "tokens": sample.tokens, "ended": sample.ended}
