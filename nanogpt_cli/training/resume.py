@@ -58,6 +58,7 @@ def plan_resume(
     if saved is None:
         _refuse_fixed(combine(source.settings).config, layered.config, f"{run_path} was started with")
         plan = plan_run(layered, run_path, **machine)
+        plan.makes_run = new_run is not None
         plan.notes.append("there is no checkpoint yet: starting at step 0")
         return plan
     before = combine(Layer(str(source.path), saved["config"])).config
