@@ -77,8 +77,11 @@ def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code; what is no error of the user's or the world's is raised."""
     command = typer.main.get_command(app)
     usage_error: Any = typer.BadParameter.__mro__[2]  # the base of Click's own errors has no public name in old Typers
-    if f"_{PROGRAM.upper()}_COMPLETE" in os.environ:
-        command(arguments, prog_name=PROGRAM)  # a shell asks for completions
+    if f"_{PROGRAM.upper()}_COMPLETE" in os.environ:  # a shell asks for completions
+        from typer.completion import completion_init  # type: ignore[attr-defined]
+
+        completion_init()
+        command(arguments, prog_name=PROGRAM)
     try:
         with command.make_context(PROGRAM, arguments) as context:
             command.invoke(context)

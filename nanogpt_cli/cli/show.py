@@ -104,8 +104,14 @@ def _console(*, stderr: bool) -> "Console":
     """A terminal is used in its width; what goes elsewhere is not cut at 80 columns."""
     from rich.console import Console
 
+    class OurConsole(Console):
+        """A closed pipe is the program's to handle, not Rich's, which would exit with 1."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else 160, highlight=False, emoji=False)
+    return OurConsole(file=stream, width=None if stream.isatty() else 160, highlight=False, emoji=False)
 
 
 def _escaped(text: str) -> str:

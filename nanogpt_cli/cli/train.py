@@ -70,12 +70,12 @@ def _base_name(preset: str | None, config: Path | None, layered: Layered) -> str
     """The config file's name, else the preset's (with the data set where it is another), else the data set's."""
     if config is not None:
         return config.stem
-    dataset = Path(layered.config.data.dataset).name
+    data = layered.config.data
     if preset is None:
-        return dataset
+        return Path(data.data_dir or data.dataset).name
+    own = preset_layer(preset).tables["data"]["dataset"]
     stem = preset_path(preset).stem
-    own = layered.origins.get("dataset", "").startswith("preset")
-    return stem if own else f"{stem}-{dataset}"
+    return stem if data.dataset == own else f"{stem}-{data.dataset}"
 
 
 def _with_prepared_data(layered: Layered) -> Layered:

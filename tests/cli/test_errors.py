@@ -1,0 +1,150 @@
+"""One message and the right exit code for everything that goes wrong, and a traceback only for whoever asks."""
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+
+from nanogpt_cli import errors
+from nanogpt_cli.cli import main
+from nanogpt_cli.cli.command import Group
+
+COMMAND = [sys.executable, "-m", "nanogpt_cli"]
+
+
+def failing(error: BaseException) -> Callable[[], None]:
+    def command() -> None:
+        """Fail."""
+        raise error
+
+    return command
+
+
+@pytest.fixture
+def fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[BaseException], tuple[int, str]]:
+    """Run a command that raises; its exit code and what stands on stderr."""
+
+    def call(error: BaseException) -> tuple[int, str]:
+        monkeypatch.setattr(Group, "commands_by_name", {"fail": ("", "")})
+        monkeypatch.setattr(Group, "function", lambda self, name: failing(error))
+        code = main.run(["fail"])
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        return code, captured.err
+
+    return call
+
+
+CODES = [
+    (errors.NanogptError("the disk is full"), 1),
+    (errors.UserError("no such run"), 2),
+    (errors.NonFiniteError("the loss is NaN"), 3),
+    (errors.StoppedError("stopped at step 5", 2), 130),
+    (errors.StoppedError("stopped at step 5", 15), 143),
+    (KeyboardInterrupt(), 130),
+    (OSError(errno.ENOSPC, "No space left on device", "x.bin"), 1),
+    (PermissionError(errno.EACCES, "Permission denied", "/x"), 1),
+]
+
+
+@pytest.mark.parametrize(("error", "code"), CODES, ids=lambda x: repr(x))
+def test_each_error_has_its_exit_code_and_one_line(fail, error: BaseException, code: int) -> None:
+    found, message = fail(error)
+    assert found == code
+    assert message.startswith("error: ")
+    assert message.count("\n") == 1
+    assert "Traceback" not in message
+
+
+def test_an_os_error_names_the_file(fail) -> None:
+    assert (
+        fail(OSError(errno.ENOSPC, "No space left on device", "x.bin"))[1] == "error: x.bin: No space left on device\n"
+    )
+
+
+def test_debug_shows_the_traceback(fail, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOGPT_DEBUG", "1")
+    code, message = fail(errors.UserError("no such run"))
+    assert code == 2
+    assert "Traceback" in message
+    assert message.endswith("error: no such run\n")
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(fail) -> None:
+    with pytest.raises(ZeroDivisionError):
+        fail(ZeroDivisionError())
+
+
+def test_exit_inside_a_command_is_respected(fail) -> None:
+    assert fail(typer.Exit(5)) == (5, "")
+
+
+def test_debug_is_off_by_default() -> None:
+    assert "NANOGPT_DEBUG" not in os.environ
+
+
+USAGE = [
+    ([], "Usage: nanogpt COMMAND"),
+    (["trian"], "nanogpt trian: no such command. Did you mean train? There are: "),
+    (["--verison"], "nanogpt: there is no --verison. Did you mean --version?"),
+    (["train", "extra"], "nanogpt train: Got unexpected extra argument"),
+    (["resume"], "nanogpt resume: Missing argument"),
+    (["train", "--preset", "gpt"], "--preset gpt: no such preset. Did you mean gpt2?"),
+    (["train", "--learning_rate", "fast"], "--learning-rate is 'fast': a number above 0 is needed."),
+    (["train", "--config", "none.toml"], "none.toml: no such file."),
+    (["train", "--dataset", "shakespear_char"], "Did you mean shakespeare_char?"),
+    (["resume", "none"], "none: no such run."),
+    (["resume", "none", "--checkpoint", "x.pt"], "--run NEW"),
+    (["presets", "shwo", "gpt2"], "nanogpt presets show NAME"),
+    (["presets", "show", "gtp2"], "no such preset. Did you mean gpt2?"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), USAGE, ids=lambda x: " ".join(x) if isinstance(x, list) else "")
+def test_mistakes_on_the_line_exit_2_and_make_nothing(
+    line: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main.run(line) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
+    """Whoever reads the first bytes only, as head does, gets exit code 0 and no message."""
+    code = "import sys; from nanogpt_cli.cli import main, presets, show\n"
+    code += "show.table = lambda *a, **k: [print('x' * 1000) for _ in range(10_000)]\nsys.exit(main.run(['presets']))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.read(10) == b"x" * 10
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(60) == 0
+
+
+def test_a_pipe_closed_before_the_last_flush_ends_quietly(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*COMMAND, "presets"], stdout=writer, stderr=subprocess.PIPE, cwd=tmp_path, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_narrow_console_is_no_error(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    line = [*COMMAND, "presets", "show", "caf\u00e9"]
+    done = subprocess.run(line, capture_output=True, cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"error: --preset caf")
