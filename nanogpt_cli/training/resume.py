@@ -10,6 +10,7 @@ import torch
 from nanogpt_cli.config.derived import Schedule, schedule_of
 from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.schema import Config, ModelSettings, settings
+from nanogpt_cli.data.tokens import difference
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.model.nanogpt import NanoGPTCheckpoint, from_nanogpt
 from nanogpt_cli.runs.directory import RunDirectory, find_run, read_config
@@ -144,11 +145,10 @@ def _refuse_other_rows(before: Config, now: Config) -> None:
 
 
 def _refuse_other_data(plan: Plan, saved: Checkpoint) -> None:
-    found = plan.data_set.fingerprint()
-    if saved["data"] and saved["data"] != found:
-        keys = ", ".join(key for key in saved["data"] if saved["data"][key] != found.get(key))
+    differs = difference(saved["data"], plan.data_set.fingerprint()) if saved["data"] else None
+    if differs:
         raise UserError(
-            f"{plan.data_set.folder} is not the data the run was trained on ({keys} differ). "
+            f"{plan.data_set.folder} is not the data the run was trained on: {differs}. "
             "Put the old data back, name its folder with --data-dir, "
             "or start a new run on this data: nanogpt train --init-from RUN."
         )

@@ -1,0 +1,220 @@
+"""The loop keeps its promises: exact updates, best and last apart, nothing non-finite on disk, one mean a step."""
+
+import math
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+
+from nanogpt_cli.errors import NanogptError, NonFiniteError, StoppedError
+from nanogpt_cli.model.gpt import GPT
+from nanogpt_cli.training import loop
+from nanogpt_cli.training.checkpoints import load_training_state
+from nanogpt_cli.training.optimizers import Optimizer
+from nanogpt_cli.training.processes import Processes
+from nanogpt_cli.training.start import build_state
+from tests.training.conftest import Runner, same_weights
+
+
+def test_exactly_max_iters_updates_and_a_save_at_the_end(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    original = Optimizer.step
+    monkeypatch.setattr(Optimizer, "step", lambda self, skip: (taken.append(1), original(self, skip))[1])
+    outcome = runs.train("three", max_iters=3, eval_interval=100)
+    assert (len(taken), outcome.step) == (3, 3)
+    assert load_training_state(outcome.run.checkpoint)["step"] == 3
+    assert [line["step"] for line in runs.lines("three") if "val_loss" in line] == [3]
+
+
+def test_first_update_has_a_rate_above_zero(runs: Runner) -> None:
+    outcome = runs.train("one", max_iters=1, warmup_iters=0)
+    start = build_state(runs.plan("fresh"), Processes()).model.state_dict()
+    saved = load_training_state(outcome.run.checkpoint)["model"]
+    assert not torch.equal(start["wte.weight"], saved["wte.weight"])
+
+
+def test_fresh_loss_is_that_of_guessing(runs: Runner) -> None:
+    runs.train("guess", max_iters=1)
+    assert runs.losses("guess")[1] == pytest.approx(math.log(23), rel=0.05)
+
+
+def test_best_and_last_are_kept_apart(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = iter([3.0, 9.0, 2.0, 9.0, 2.5, 9.0])  # val, train, val, train, ...
+    monkeypatch.setattr(loop, "windows_loss", lambda *args, **kwargs: next(losses))
+    outcome = runs.train("scripted", max_iters=6, eval_interval=2)
+    best = torch.load(outcome.run.best, weights_only=True)
+    last = load_training_state(outcome.run.checkpoint)
+    assert (best["step"], best["val_loss"]) == (4, 2.0)
+    assert (last["step"], last["progress"]["best_loss"], last["progress"]["best_step"]) == (6, 2.0, 4)
+    assert [e.best for e in runs.view.evaluations] == [True, True, False]
+
+
+def gradients(runs: Runner, name: str, **changes: Any) -> dict[str, torch.Tensor]:
+    """Gradients as the optimizer sees them at the first update."""
+    seen: dict[str, torch.Tensor] = {}
+    original = Optimizer.step
+
+    def look(self: Optimizer, skip: torch.Tensor) -> None:
+        if not seen:
+            seen.update({n: p.grad.clone() for n, p in self.parameters.items() if p.grad is not None})
+        original(self, skip)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Optimizer, "step", look)
+        runs.train(name, max_iters=1, **changes)
+    return seen
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.01])
+def test_accumulation_is_the_mean_of_one_big_batch(runs: Runner, clip: float) -> None:
+    one = gradients(runs, "one", batch_size=8, grad_clip=clip)
+    four = gradients(runs, "four", batch_size=2, gradient_accumulation_steps=4, grad_clip=clip)
+    assert runs.losses("one")[1] == pytest.approx(runs.losses("four")[1], abs=1e-6)
+    for name in one:
+        torch.testing.assert_close(one[name], four[name], atol=1e-6, rtol=1e-4)
+    if clip:
+        norm = torch.sqrt(sum((g**2).sum() for g in one.values()))
+        assert float(norm) == pytest.approx(clip, rel=1e-3)
+
+
+def test_the_window_is_a_mean(runs: Runner) -> None:
+    runs.train("each", max_iters=8, log_interval=1)
+    runs.train("windows", max_iters=8, log_interval=4)
+    each = runs.losses("each")
+    assert runs.losses("windows") == {
+        4: pytest.approx(sum(each[s] for s in range(1, 5)) / 4, abs=1e-12),
+        8: pytest.approx(sum(each[s] for s in range(5, 9)) / 4, abs=1e-12),
+    }
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_non_finite_loss_stops_and_keeps_the_last_good_checkpoint(runs: Runner, optimizer: str) -> None:
+    with pytest.raises(NonFiniteError, match="last good step") as stopped:
+        runs.train(
+            "wild", max_iters=60, learning_rate=1e20, muon_lr=1e20, schedule="constant", grad_clip=0,
+            save_interval=1, eval_interval=100, optimizer=optimizer,
+        )  # fmt: skip
+    assert stopped.value.exit_code == 3
+    saved = load_training_state(runs.root / "wild" / "ckpt.pt")
+    assert all(torch.isfinite(t).all() for t in saved["model"].values())
+
+
+@pytest.mark.parametrize("micro_step", [0, 1])
+def test_nan_in_one_micro_step_skips_the_update(runs: Runner, monkeypatch: pytest.MonkeyPatch, micro_step: int) -> None:
+    calls = {"n": 0}
+    original = GPT.forward
+
+    def poisoned(self: GPT, idx: Any, targets: Any = None, **kwargs: Any) -> torch.Tensor:
+        out = original(self, idx, targets, **kwargs)
+        if self.training:
+            calls["n"] += 1
+            if calls["n"] == 2 * 4 + 1 + micro_step:  # in update 5
+                return out * float("nan")
+        return out
+
+    monkeypatch.setattr(GPT, "forward", poisoned)
+    accumulate = {"gradient_accumulation_steps": 2, "batch_size": 2, "save_interval": 1, "eval_interval": 100}
+    with pytest.raises(NonFiniteError, match=r"step 5.*\n.*last good step is 4"):
+        runs.train("poisoned", **accumulate)
+    monkeypatch.undo()
+    clean = runs.train("clean", max_iters=4, lr_decay_iters=8, warmup_iters=0, **accumulate)
+    assert load_training_state(runs.root / "poisoned" / "ckpt.pt")["step"] == 4
+    assert same_weights(runs.root / "poisoned" / "ckpt.pt", clean.run.checkpoint)
+
+
+def test_float16_overflow_is_skipped_and_counted(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = torch.amp.GradScaler.__init__
+
+    def too_high(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, init_scale=2.0**40, **kwargs)
+
+    monkeypatch.setattr(torch.amp.GradScaler, "__init__", too_high)
+    outcome = runs.train("half", dtype="float16", max_iters=40, eval_interval=100, warmup_iters=0)
+    skipped = load_training_state(outcome.run.checkpoint)["progress"]["skipped"]
+    assert 0 < skipped < 40
+    assert runs.lines("half")[-2]["skipped"] == skipped
+    assert outcome.step == 40
+
+
+def test_collapsed_loss_scale_stops(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop.Training, "_clip", lambda self: torch.tensor(float("inf")))
+    monkeypatch.setattr(torch.amp.GradScaler, "get_scale", lambda self: 0.5)
+    with pytest.raises(NonFiniteError, match="loss scale fell below 1"):
+        runs.train("collapse", dtype="float16")
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_a_second_one_stops_at_once(
+    runs: Runner, monkeypatch: pytest.MonkeyPatch, signum: int, code: int
+) -> None:
+    original = loop.Training.step
+
+    def kill_in_step_three(self: loop.Training) -> None:
+        if self.state.progress.step == 2:
+            os.kill(os.getpid(), signum)
+        original(self)
+
+    monkeypatch.setattr(loop.Training, "step", kill_in_step_three)
+    with pytest.raises(StoppedError, match="after step 2, which is saved") as stopped:
+        runs.train("stopped")
+    assert stopped.value.exit_code == code
+    assert load_training_state(runs.root / "stopped" / "ckpt.pt")["step"] == 2
+
+    def kill_twice(self: loop.Training) -> None:
+        if self.state.progress.step == 6:
+            os.kill(os.getpid(), signum)
+            os.kill(os.getpid(), signum)
+        original(self)
+
+    monkeypatch.setattr(loop.Training, "step", kill_twice)
+    with pytest.raises(StoppedError, match="at once"):
+        runs.resume("stopped")
+    assert load_training_state(runs.root / "stopped" / "ckpt.pt")["step"] == 4
+
+
+def test_a_full_disk_warns_trains_on_and_saves_again(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = loop.save_checkpoint
+    calls = {"n": 0}
+
+    def full_twice(*args: Any, **kwargs: Any) -> None:
+        calls["n"] += 1
+        if calls["n"] in (2, 3):
+            raise loop.DiskFullError(28, "no space left on the disk", "ckpt.pt")
+        original(*args, **kwargs)
+
+    monkeypatch.setattr(loop, "save_checkpoint", full_twice)
+    outcome = runs.train("full", max_iters=6, save_interval=1, eval_interval=100)
+    assert sum("was not saved: the disk is full" in text for text in runs.view.said) == 2
+    assert load_training_state(outcome.run.checkpoint)["step"] == 6
+
+
+def test_a_full_disk_at_the_end_is_an_error(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def always_full(*args: Any, **kwargs: Any) -> None:
+        raise loop.DiskFullError(28, "no space left on the disk", "ckpt.pt")
+
+    monkeypatch.setattr(loop, "save_checkpoint", always_full)
+    with pytest.raises(NanogptError, match="Make room") as failed:
+        runs.train("full", max_iters=2)
+    assert failed.value.exit_code == 1
+
+
+def test_saves_by_the_clock(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop.StepClock, "since_save", lambda self: 1e9)
+    runs.train("minutes", max_iters=4, save_minutes=1, save_interval=100, eval_interval=100, keep_every=0)
+    saved = load_training_state(runs.root / "minutes" / "ckpt-previous.pt")["step"]
+    assert saved == 2  # every update asks for a save and is heard one later, so every second one is saved
+
+
+def test_milestones_are_kept(runs: Runner) -> None:
+    outcome = runs.train("milestones", max_iters=6, keep_every=2)
+    names = sorted(p.name for p in outcome.run.path.glob("ckpt-0*.pt"))
+    assert names == ["ckpt-000002.pt", "ckpt-000004.pt", "ckpt-000006.pt"]
+    assert load_training_state(outcome.run.milestone(4))["step"] == 4
+
+
+def test_two_seeds_differ_and_one_seed_is_identical(runs: Runner) -> None:
+    a, b, c = (runs.train(name, max_iters=3, seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    assert same_weights(a.run.checkpoint, b.run.checkpoint)
+    assert not same_weights(a.run.checkpoint, c.run.checkpoint)
