@@ -26,8 +26,8 @@ class Foreign:
     shards: bool
 
 
-def find_foreign(folder: Path, token_dtype: str | None) -> Foreign | None:
-    """The splits in `folder`; None when it holds no token files.
+def find_foreign(folder: Path, dtype: str) -> Foreign | None:
+    """The splits in `folder`, read as `dtype` where no header says it; None when it holds no token files.
 
     Raises:
         UserError: only one split is there, or a file is not what its name or header promises.
@@ -39,12 +39,12 @@ def find_foreign(folder: Path, token_dtype: str | None) -> Foreign | None:
         if not paths:
             other = next(path.name for paths in files.values() for path in paths)
             raise UserError(f"{folder} holds {other} but no {split} split. Put a {split}.bin beside it.")
-    opened = {split: [_open_file(path, token_dtype) for path in paths] for split, paths in files.items()}
-    kinds = {(dtype, header) for parts in opened.values() for _, dtype, header in parts}
+    opened = {split: [_open_file(path, dtype) for path in paths] for split, paths in files.items()}
+    kinds = {(found, shard) for parts in opened.values() for _, found, shard in parts}
     if len(kinds) > 1:
         raise UserError(f"{folder} mixes token files of several formats. Give each format a folder of its own.")
-    ((dtype, shards),) = kinds
-    train, val = (Tokens([file for file, _, _ in opened[split]], dtype) for split in ("train", "val"))
+    ((found, shards),) = kinds
+    train, val = (Tokens([file for file, _, _ in opened[split]], found) for split in ("train", "val"))
     return Foreign(train, val, shards)
 
 
@@ -55,7 +55,7 @@ def _files_of(folder: Path, split: str) -> list[Path]:
     return sorted(path for path in folder.glob("*.bin") if split in re.split("[^a-z]+", path.stem.lower()))
 
 
-def _open_file(path: Path, token_dtype: str | None) -> tuple[TokenFile, str, bool]:
+def _open_file(path: Path, dtype: str) -> tuple[TokenFile, str, bool]:
     """A file with its dtype and whether it is a shard with a header."""
     size = path.stat().st_size
     with path.open("rb") as stream:
@@ -64,20 +64,19 @@ def _open_file(path: Path, token_dtype: str | None) -> tuple[TokenFile, str, boo
     magic, version, count = numbers[:3]
     if magic == LLMC_EVAL_MAGIC:
         raise UserError(f"{path} holds multiple-choice questions (llm.c's evaluation format), not a stream of tokens.")
-    dtype = SHARD_KINDS.get((magic, version))
-    if dtype is not None:
-        expected = SHARD_HEADER + count * np.dtype(dtype).itemsize
+    kind = SHARD_KINDS.get((magic, version))
+    if kind is not None:
+        expected = SHARD_HEADER + count * np.dtype(kind).itemsize
         if size != expected:
             raise UserError(
                 f"{path} has {size:,} bytes, but its header says {count:,} tokens, {expected:,} bytes: it is truncated "
                 "or damaged. Download it again."
             )
-        return TokenFile(path, count, SHARD_HEADER), dtype, True
+        return TokenFile(path, count, SHARD_HEADER), kind, True
     if path.name not in ("train.bin", "val.bin"):
         raise UserError(
             f"{path} has no header of llm.c or modded-nanogpt. Files of bare ids must be called train.bin and val.bin."
         )
-    dtype = token_dtype or "uint16"
     width = np.dtype(dtype).itemsize
     if size % width:
         raise UserError(

@@ -13,7 +13,7 @@ from nanogpt_cli.data.tokenizers import (
     get_tokenizer,
     tokenizer_from_toml,
 )
-from nanogpt_cli.data.tokens import DataSet, TokenFile, Tokens, difference
+from nanogpt_cli.data.tokens import DataSet, TokenFile, Tokens, difference, prepare_line
 from nanogpt_cli.data.verify import Progress, check_content, check_ids, looks_like_uint32, silent
 from nanogpt_cli.errors import UserError
 
@@ -23,6 +23,7 @@ META, META_FORMAT = "meta.toml", 1
 WORK = ".prepare"  # stands in a folder that prepare has not finished
 GPT2_IDS, GPT2_ROWS = 50_257, 50_304  # the ids, and the table from scratch: padded to a multiple of 64, as in nanoGPT
 LLAMA3_IDS = 128_256
+UNREADABLE = "samples are ids, not text"
 DTYPES = {"uint16": 2, "uint32": 4}
 
 T = TypeVar("T")
@@ -127,7 +128,7 @@ def _open_split(folder: Path, split: str, meta: dict[str, Any]) -> Tokens:
         what = "is missing" if found is None else f"has {found:,} bytes"
         raise UserError(
             f"{path} {what}, but {META} says {count:,} tokens, {size:,} bytes: the data set is incomplete or damaged. "
-            f"Prepare it again: nanogpt prepare {folder.name}"
+            f"Prepare it again: {prepare_line(folder)}"
         )
     highest_id = _field(where, table, "highest_id", int, default=-1)
     sha256 = _field(where, table, "sha256", str, default="")
@@ -147,7 +148,7 @@ def _field(where: Path, table: dict[str, Any], key: str, kind: type[T], default:
 
 
 def _damaged(path: Path, why: str) -> UserError:
-    return UserError(f"{path} is damaged: {why}. Prepare the data set again: nanogpt prepare {path.parent.name}")
+    return UserError(f"{path} is damaged: {why}. Prepare the data set again: {prepare_line(path.parent)}")
 
 
 def _rows(tokenizer: Tokenizer) -> tuple[int, str]:
@@ -158,7 +159,8 @@ def _rows(tokenizer: Tokenizer) -> tuple[int, str]:
 
 
 def _open_foreign(folder: Path, token_dtype: str | None, tokenizer: str | None, check: Check) -> DataSet:
-    foreign = find_foreign(folder, token_dtype)
+    given = _given_tokenizer(tokenizer) if tokenizer else None
+    foreign = find_foreign(folder, token_dtype or (given.dtype.name if given else "uint16"))
     if foreign is None or (folder / WORK).exists():
         raise _no_data_set(folder)
     if not foreign.shards and token_dtype is None and any(map(looks_like_uint32, (foreign.train, foreign.val))):
@@ -168,43 +170,45 @@ def _open_foreign(folder: Path, token_dtype: str | None, tokenizer: str | None, 
         )
     check(foreign.train)
     check(foreign.val)
-    ids, rows, source, notes = _describe(folder, foreign, token_dtype, tokenizer)
-    return DataSet(folder, folder.name, foreign.train, foreign.val, ids, rows, source, notes)
+    ids, rows, source, note = _describe(folder, foreign, token_dtype, given)
+    return DataSet(folder, folder.name, foreign.train, foreign.val, ids, rows, source, [note])
+
+
+def _given_tokenizer(kind: str) -> Tokenizer:
+    if kind == "char":
+        raise UserError("--tokenizer char: an alphabet is needed, and only meta.toml or meta.pkl can tell it.")
+    return get_tokenizer(kind)
 
 
 def _describe(
-    folder: Path, foreign: Foreign, token_dtype: str | None, tokenizer: str | None
-) -> tuple[Tokenizer | None, int, str, list[str]]:
-    """What the ids of another project's files mean: tokenizer, rows of the table, their source, notes for the plan."""
+    folder: Path, foreign: Foreign, token_dtype: str | None, given: Tokenizer | None
+) -> tuple[Tokenizer | None, int, str, str]:
+    """What the ids of another project's files mean: tokenizer, rows of the table, their source, a note for the plan."""
     dtype, pickle = foreign.train.dtype.name, folder / "meta.pkl"
     files = len(foreign.train.files) + len(foreign.val.files)
     kind = f"{files} shards of llm.c or modded-nanogpt" if foreign.shards else f"no {META}: read as bare {dtype} ids"
-    if tokenizer is not None:
-        if tokenizer == "char":
-            raise UserError("--tokenizer char: an alphabet is needed, and only meta.toml or meta.pkl can tell it.")
-        given = get_tokenizer(tokenizer)
-        return given, *_rows(given), [f"{kind} of {tokenizer} (--tokenizer)"]
+    if given is not None:
+        return given, *_rows(given), f"{kind} of {given.kind} (--tokenizer)"
     if pickle.is_file() and not foreign.shards:
         vocab_size, alphabet = read_meta_pkl(pickle)
         if alphabet is None:
-            return None, vocab_size, "meta.pkl", [f"{kind}; meta.pkl tells no alphabet: samples are ids, not text"]
-        return CharTokenizer(alphabet), vocab_size, "meta.pkl", [f"{kind} of the {vocab_size} characters in meta.pkl"]
+            return None, vocab_size, "meta.pkl", f"{kind}; meta.pkl tells no alphabet: {UNREADABLE}"
+        return CharTokenizer(alphabet), vocab_size, "meta.pkl", f"{kind} of the {vocab_size:,} characters in meta.pkl"
     if foreign.shards and dtype == "uint32":
-        return None, LLAMA3_IDS, "Llama 3's ids", [f"{kind}, Llama 3 ids: samples are ids, not text"]
+        return None, LLAMA3_IDS, "Llama 3's ids", f"{kind}, Llama 3 ids: {UNREADABLE}"
     if token_dtype is not None and not foreign.shards:
         highest = max(_highest_id(tokens) for tokens in (foreign.train, foreign.val))
         source = "highest id of the files + 1; --vocab-size sets another"
-        return None, highest + 1, source, [f"{kind} of an unknown tokenizer: samples are ids, not text"]
+        return None, highest + 1, source, f"{kind} of an unknown tokenizer: {UNREADABLE}"
     for tokens in (foreign.train, foreign.val):
-        if tokens.highest_id is not None and tokens.highest_id >= GPT2_IDS:
-            check_ids(
-                tokens,
-                GPT2_IDS,
-                "Without metadata GPT-2's ids are assumed. Say what they are: --tokenizer NAME, "
-                "or --token-dtype uint16|uint32 for ids of your own.",
-            )
+        check_ids(
+            tokens,
+            GPT2_IDS,
+            "Without metadata GPT-2's ids are assumed. Say what they are: --tokenizer NAME, "
+            "or --token-dtype uint16|uint32 for ids of your own.",
+        )
     gpt2 = TiktokenTokenizer("gpt2", GPT2_IDS, GPT2_IDS - 1)
-    return gpt2, *_rows(gpt2), [f"{kind} of GPT-2"]
+    return gpt2, *_rows(gpt2), f"{kind} of GPT-2"
 
 
 def _highest_id(tokens: Tokens) -> int:
@@ -214,8 +218,10 @@ def _highest_id(tokens: Tokens) -> int:
 
 
 def _no_data_set(folder: Path) -> UserError:
-    again = f"nanogpt prepare {folder.name}"
+    command = prepare_line(folder)
     if (folder / WORK).exists():
-        return UserError(f"The data set in {folder} is incomplete: preparing it was not finished. Run it again: {again}")
+        return UserError(
+            f"The data set in {folder} is incomplete: preparing it did not finish. Run it again: {command}"
+        )
     what = "has no train.bin" if folder.is_dir() else "does not exist"
-    return UserError(f"There is no data set in {folder}: it {what}. Prepare one: {again}")
+    return UserError(f"There is no data set in {folder}: it {what}. Prepare one: {command}")

@@ -174,5 +174,12 @@ def bad_id(tokens: Tokens, position: int, token: int, vocab_size: int, advice: s
     )
 
 
+def prepare_line(folder: Path) -> str:
+    """The command that makes the data set of a folder."""
+    from nanogpt_cli.data.catalogue import find  # only for messages
+
+    return f"nanogpt prepare {folder.name}" if find(folder.name) else f"nanogpt prepare PATH --name {folder.name}"
+
+
 def _fitting_table(highest_id: int) -> str:
     return f"Prepare the data set again, or start a run with a table that holds it: --vocab-size {highest_id + 1}."

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nanogpt_cli.data.tokens import Tokens, bad_id
+from nanogpt_cli.data.tokens import Tokens, bad_id, prepare_line
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.files import atomic_write, user_cache
 
@@ -50,7 +50,7 @@ def check_content(tokens: Tokens, *, full: bool = False, progress: Progress = si
         path = tokens.paths[0]
         raise UserError(
             f"{path} is damaged: its SHA-256 is {sha256[:16]}..., meta.toml says {tokens.sha256:.16}... "
-            f"Prepare the data set again: nanogpt prepare {path.parent.name}"
+            f"Prepare the data set again: {prepare_line(path.parent)}"
         )
     tokens.highest_id = highest_id
     if large and not known:

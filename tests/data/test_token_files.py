@@ -14,9 +14,11 @@ from conftest import make_data_set
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nanogpt_cli.data import token_files
 from nanogpt_cli.data import tokens as tokens_module
 from nanogpt_cli.data.foreign import load_plain_pickle
 from nanogpt_cli.data.token_files import check_fits, difference, open_data_set
+from nanogpt_cli.data.tokenizers import TiktokenTokenizer
 from nanogpt_cli.data.tokens import TokenFile, Tokens
 from nanogpt_cli.errors import UserError
 
@@ -134,7 +136,7 @@ def test_one_bad_id_late_in_the_file_is_found_at_the_start(data_set):
     ids = np.arange(10_000) % 65
     ids[9_700] = 200
     folder = data_set(ids)
-    with pytest.raises(UserError, match=r"train\.bin holds id 200 at token 9,700.*65 ids.*prepare|Prepare"):
+    with pytest.raises(UserError, match=r"train\.bin holds id 200 at token 9,700.*65 ids.*Prepare"):
         open_data_set(folder)
     with pytest.raises(UserError, match=r"val\.bin holds id 65 at token 65"):
         open_data_set(data_set(range(65), range(100)))
@@ -169,10 +171,12 @@ def test_a_split_of_nothing(data_set, count):
 
 
 def test_no_folder_says_prepare(tmp_path):
-    with pytest.raises(UserError, match=r"data/poems does not exist\. |it does not exist.*nanogpt prepare poems"):
+    with pytest.raises(UserError, match=r"data/poems: it does not exist.*nanogpt prepare PATH --name poems"):
         open_data_set(tmp_path / "data" / "poems")
+    with pytest.raises(UserError, match=r"nanogpt prepare openwebtext$"):
+        open_data_set(tmp_path / "data" / "openwebtext")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"no train\.bin.*nanogpt prepare empty"):
+    with pytest.raises(UserError, match=r"no train\.bin.*nanogpt prepare PATH --name empty"):
         open_data_set(tmp_path / "empty")
 
 
@@ -180,18 +184,18 @@ def test_an_unfinished_prepare_is_no_data_set(data_set):
     folder = data_set(range(50))
     (folder / "meta.toml").unlink()
     (folder / ".prepare").mkdir()
-    with pytest.raises(UserError, match=r"incomplete.*nanogpt prepare mine"):
+    with pytest.raises(UserError, match=r"incomplete.*nanogpt prepare PATH --name mine"):
         open_data_set(folder)
     for split in ("train", "val"):
         (folder / f"{split}.bin").unlink()
-    with pytest.raises(UserError, match=r"incomplete.*nanogpt prepare mine"):
+    with pytest.raises(UserError, match=r"incomplete.*nanogpt prepare PATH --name mine"):
         open_data_set(folder)
 
 
 def test_one_split_missing(data_set):
     folder = data_set(range(50))
     (folder / "val.bin").unlink()
-    with pytest.raises(UserError, match=r"val\.bin is missing.*incomplete.*nanogpt prepare mine"):
+    with pytest.raises(UserError, match=r"val\.bin is missing.*incomplete.*nanogpt prepare PATH --name mine"):
         open_data_set(folder)
     (folder / "meta.toml").unlink()
     with pytest.raises(UserError, match=r"holds train\.bin but no val split"):
@@ -204,7 +208,7 @@ def test_a_size_that_differs_from_meta_toml(data_set, change):
     path = folder / "train.bin"
     path.write_bytes(path.read_bytes()[:-2] + change if change != b"" else b"")
     with pytest.raises(
-        UserError, match=r"train\.bin has .* bytes, but meta\.toml says 50 tokens, 100 bytes.*prepare mine"
+        UserError, match=r"train\.bin has .* bytes, but meta\.toml says 50 tokens, 100 bytes.*prepare PATH --name mine"
     ):
         open_data_set(folder)
 
@@ -477,6 +481,15 @@ def test_the_tokenizer_can_be_told(tmp_path):
         open_data_set(folder, tokenizer="char")
     with pytest.raises(UserError, match="id 257 at token 257"):
         open_data_set(nanogpt_folder(tmp_path / "x", range(300)), tokenizer="bytes")
+
+
+def test_the_tokenizer_tells_the_width_too(tmp_path, monkeypatch):
+    large = TiktokenTokenizer("cl100k_base", 100_277, 100_257)
+    monkeypatch.setattr(token_files, "get_tokenizer", lambda kind: large)
+    opened = open_data_set(
+        nanogpt_folder(tmp_path / "x", [100_276, 5, 7], [100_257], dtype="<u4"), tokenizer="cl100k_base"
+    )
+    assert (opened.train.count, opened.vocab_size, opened.tokenizer) == (3, 100_277, large)
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(101, None), (102, "uint32")])

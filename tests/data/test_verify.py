@@ -44,7 +44,7 @@ def flip(path, place, *, keep_time=False):
 def test_a_flipped_bit_is_found(folder, place):
     open_data_set(folder)
     flip(folder / "train.bin", place, keep_time=True)
-    with pytest.raises(UserError, match=r"train\.bin is damaged.*SHA-256.*nanogpt prepare mine"):
+    with pytest.raises(UserError, match=r"train\.bin is damaged.*SHA-256.*nanogpt prepare PATH --name mine"):
         open_data_set(folder)
 
 
