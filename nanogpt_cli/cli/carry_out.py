@@ -4,6 +4,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from nanogpt_cli.cli import show
+from nanogpt_cli.cli.progress import progress
 
 if TYPE_CHECKING:
     from nanogpt_cli.training.loading import LoadedModel
@@ -73,9 +74,15 @@ def _evaluate(plan: "Plan", loaded: "LoadedModel") -> None:
         show.say(f"the best weights are those of step {loaded.step:,}; nanogpt eval reads the whole validation split")
         return
     lengths = loaded.tokenizer.byte_lengths() if loaded.tokenizer else None
-    found = evaluate_split(
-        loaded.model, val, batch_size=default_batch_size(loaded.model), compute=plan.compute, byte_lengths=lengths
-    )
+    with progress("validation split", "tokens") as told:
+        found = evaluate_split(
+            loaded.model,
+            val,
+            batch_size=default_batch_size(loaded.model),
+            compute=plan.compute,
+            byte_lengths=lengths,
+            progress=told,
+        )
     show.say(
         f"best weights, of step {loaded.step:,}, over all {found.tokens:,} validation tokens: loss {found.loss:.4f}, "
         f"perplexity {found.perplexity:.2f}, bits per byte {show.number(found.bits_per_byte, '.4f')}"

@@ -1,18 +1,15 @@
 """What commands show: plans and tables for people, JSON for programs. Rich is imported when something is shown."""
 
-import contextlib
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 UNKNOWN = "n/a"
-LONGEST_SILENCE = 30.0  # seconds without a word on a stderr that is no terminal
 
 
 def main_process() -> bool:
@@ -68,36 +65,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 
     for row in rows:
         grid.add_row(*map(_escaped, row))
     _console(stderr=False).print(grid)
-
-
-@contextlib.contextmanager
-def progress(title: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr for what takes long: call what it gives with units done and units in all.
-
-    Where stderr is no terminal a plain line stands for it, at most every 30 s.
-    """
-    console = _console(stderr=True)
-    if not console.is_terminal or console.is_dumb_terminal:
-        yield _plain_progress(title, unit)
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _plain_progress(title: str, unit: str) -> Callable[[int, int], None]:
-    said = time.monotonic()
-
-    def told(done: int, total: int) -> None:
-        nonlocal said
-        if time.monotonic() - said > LONGEST_SILENCE:
-            said = time.monotonic()
-            say(f"{title}: {done:,} of {total:,} {unit}")
-
-    return told
 
 
 def _console(*, stderr: bool) -> "Console":
