@@ -155,7 +155,7 @@ def _rows(tokenizer: Tokenizer) -> tuple[int, str]:
     """Rows of the table for a model trained from scratch, and where the number comes from."""
     if tokenizer.kind == "gpt2":
         return GPT2_ROWS, f"GPT-2's {GPT2_IDS:,} ids, padded to a multiple of 64"
-    return tokenizer.size, f"all ids of the {tokenizer.kind} tokenizer"
+    return tokenizer.size, f"the ids of the {tokenizer.kind} tokenizer"
 
 
 def _open_foreign(folder: Path, token_dtype: str | None, tokenizer: str | None, check: Check) -> DataSet:
