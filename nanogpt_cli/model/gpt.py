@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanogpt_cli.config.schema import ModelSettings
-from nanogpt_cli.model.dropout import attention_with_dropout, dropout
+from nanogpt_cli.model.attention import attend
+from nanogpt_cli.model.dropout import dropout
 from nanogpt_cli.model.loss import next_token_loss, softcap
 
-Rotation = tuple[Tensor, Tensor]  # cosines and sines, each (T, hs/2)
+Rotation = tuple[Tensor, Tensor]  # cosines and sines, each (T, 1, hs/2)
 
 
 class KVCache(Protocol):
@@ -56,12 +57,12 @@ def rotation(start: int, length: int, head_width: int, device: torch.device) -> 
     turning = max(1, head_width // 4)
     frequencies = torch.logspace(0, -10, turning, base=2.0, device=device)
     frequencies = F.pad(frequencies, (0, head_width // 2 - turning))
-    angles = torch.outer(torch.arange(start, start + length, device=device).float(), frequencies)  # (T, hs/2)
+    angles = torch.outer(torch.arange(start, start + length, device=device).float(), frequencies)[:, None]
     return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, by: Rotation) -> Tensor:
-    """Turn each pair (x[i], x[i + hs/2]) of x (..., T, hs) by its position's angle."""
+    """Turn each pair (x[i], x[i + hs/2]) of x (B, T, nh, hs) by its position's angle."""
     cos, sin = by[0].to(x.dtype), by[1].to(x.dtype)
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos + b * sin, b * cos - a * sin), dim=-1)
@@ -80,28 +81,18 @@ class Attention(nn.Module):
         """x (B, T, C) -> (B, T, C), before dropout."""
         B, T, C = x.shape
         hs = C // self.config.n_head
-        qkv = self.c_attn(x).view(B, T, 3, self.config.n_head, hs).permute(2, 0, 3, 1, 4)  # (3, B, nh, T, hs)
-        qk, v = qkv[:2], qkv[2]
+        q, k, v = self.c_attn(x).view(B, T, 3, self.config.n_head, hs).unbind(2)  # (B, T, nh, hs) each
         scale = 1 / math.sqrt(hs)
         if self.config.qk_norm:  # unit rms; the scale then sets the sharpness: modded-nanogpt's 0.12 at hs = 128
-            qk, scale = F.rms_norm(qk, (hs,), eps=1e-6), 1.36 * scale
+            q, k, scale = F.rms_norm(q, (hs,), eps=1e-6), F.rms_norm(k, (hs,), eps=1e-6), 1.36 * scale
         if by is not None:
-            qk = rotate(qk, by)
-        q, k = qk  # (B, nh, T, hs)
+            q, k = rotate(q, by), rotate(k, by)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, nh, T, hs)
         if cache is not None:
             k, v = cache.append(k, v)
         y = attend(q, k, v, scale, self.config.dropout if self.training else 0.0)  # (B, nh, T, hs)
         out: Tensor = self.c_proj(y.transpose(1, 2).reshape(B, T, C))  # heads side by side
         return out
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, p: float) -> Tensor:
-    """softmax(scale q k^T) v, each query seeing the keys up to its own; q may be the last positions of k only."""
-    if p and q.device.type == "cpu":
-        return attention_with_dropout(q, k, v, scale, p)
-    if q.shape[2] == 1:  # one new position sees everything
-        return F.scaled_dot_product_attention(q, k, v, scale=scale)
-    return F.scaled_dot_product_attention(q, k, v, scale=scale, dropout_p=p, is_causal=True)
 
 
 class MLP(nn.Module):
