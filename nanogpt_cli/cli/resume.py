@@ -23,12 +23,6 @@ def resume(
         Path | None, typer.Option(metavar="NEW", help="Continue in a new run and leave RUN as it is.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
-    token_dtype: Annotated[
-        str | None, typer.Option(metavar="uint16|uint32", help="Of a data folder without metadata.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of a data folder without metadata: gpt2, bytes.")
-    ] = None,
     **flags: Any,
 ) -> None:
     """Continue a run; RUN is all it needs.
@@ -36,9 +30,7 @@ def resume(
     --max-iters N extends it. What else may change is listed here; each change is logged. The architecture, data set,
     optimizer and seed are the run's for life.
     """
-    continue_run(
-        source, flag_layer(flags), checkpoint, run, dry_run=dry_run, token_dtype=token_dtype, tokenizer=tokenizer
-    )
+    continue_run(source, flag_layer(flags), checkpoint, run, dry_run=dry_run)
 
 
 def continue_run(
@@ -48,8 +40,6 @@ def continue_run(
     new_run: Path | None = None,
     *,
     dry_run: bool,
-    token_dtype: str | None,
-    tokenizer: str | None,
 ) -> None:
     """Work out how the run goes on, and carry it out."""
     from nanogpt_cli.cli.carry_out import carry_out
@@ -58,7 +48,4 @@ def continue_run(
 
     if new_run is not None:
         refuse_existing(new_run)
-    plan = plan_resume(
-        source, changes, checkpoint=checkpoint, new_run=new_run, token_dtype=token_dtype, tokenizer=tokenizer
-    )
-    carry_out(plan, dry_run=dry_run)
+    carry_out(plan_resume(source, changes, checkpoint=checkpoint, new_run=new_run), dry_run=dry_run)

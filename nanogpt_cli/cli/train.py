@@ -30,12 +30,6 @@ def train(
     or_resume: Annotated[
         bool, typer.Option("--or-resume", help="Continue if DIR holds this run already: for jobs that are requeued.")
     ] = False,
-    token_dtype: Annotated[
-        str | None, typer.Option(metavar="uint16|uint32", help="Of a data folder without metadata.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of a data folder without metadata: gpt2, bytes.")
-    ] = None,
     **flags: Any,
 ) -> None:
     """Train a model: a new run, from scratch or from given weights.
@@ -52,13 +46,13 @@ def train(
     path = run or Path("runs") / _base_name(preset, config, layered)
     if or_resume and RunDirectory(path).config.exists():
         changes = _changes(path, layered)
-        continue_run(str(path), changes, dry_run=dry_run, token_dtype=token_dtype, tokenizer=tokenizer)
+        continue_run(str(path), changes, dry_run=dry_run)
         return
     if run is None and not or_resume:
         path = new_run_path(path.parent, path.name)
     from nanogpt_cli.training.plan import plan_run
 
-    carry_out(plan_run(layered, path, token_dtype=token_dtype, tokenizer=tokenizer), dry_run=dry_run)
+    carry_out(plan_run(layered, path), dry_run=dry_run)
 
 
 def _layers(preset: str | None, config: Path | None, flags: dict[str, Any]) -> list[Layer]:

@@ -20,6 +20,8 @@ class DataSettings(Section):
     sampling: Literal["shuffled", "random"] = fixed(
         "shuffled", "every window once an epoch, or windows with replacement (nanoGPT's way)"
     )
+    token_dtype: Literal["uint16", "uint32"] | None = fixed(None, "of bare token files", derived="uint16")
+    tokenizer: str | None = fixed(None, "what made bare token files, such as gpt2 or bytes", derived="gpt2")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,28 +142,25 @@ def plan_run(
     world_size: int | None = None,
     schedule: Schedule | None = None,
     architecture: ModelSettings | None = None,
-    token_dtype: str | None = None,
-    tokenizer: str | None = None,
 ) -> Plan:
     """Work out a run from its settings: open the data, choose the machine's part, derive the rest; makes nothing.
 
     Args:
         schedule: the frozen one of a resumed run; a new run's follows from the settings.
         architecture: that of the checkpoint a run goes on from; a new run's follows from the settings.
-        token_dtype, tokenizer: what a data folder without metadata holds.
 
     Raises:
         UserError: the settings do not go with the data, the machine, or each other.
     """
     config = layered.config
-    data_set = open_data_set(data_folder(config), token_dtype=token_dtype, tokenizer=tokenizer)
+    data_set = open_data_set(data_folder(config), token_dtype=config.data.token_dtype, tokenizer=config.data.tokenizer)
     derived = derive(config)
     derived.note("data_dir", str(data_set.folder), "data/DATASET" if config.data.data_dir is None else "as set")
     weights = None
     if architecture is None and config.train.init_from is not None:
         architecture, weights = initial_weights(layered)
     architecture = _with_vocabulary(architecture or config.model, data_set, derived)
-    check_fits(data_set, architecture.block_size)
+    check_fits(data_set, architecture.block_size, architecture.vocab_size)
     total = flops_per_token(architecture) * config.train.max_iters * config.train.batch_size * architecture.block_size
     total *= config.train.gradient_accumulation_steps
     compute = choose_compute(config.system, architecture, local_rank=local_rank, long_run=total > LONG_RUN_FLOPS)
@@ -190,21 +187,11 @@ def plan_run(
 
 
 def _with_vocabulary(model: ModelSettings, data_set: DataSet, derived: Derived) -> ModelSettings:
-    """The architecture with vocab_size set: as given, else the data set's; never smaller than the ids demand."""
-    given = model.vocab_size
-    if given is None:
-        derived.note("vocab_size", data_set.vocab_size, data_set.vocab_source)
-        return dataclasses.replace(model, vocab_size=data_set.vocab_size)
-    needed = max(
-        data_set.tokenizer.size if data_set.tokenizer else 0,
-        *((split.highest_id or 0) + 1 for split in (data_set.train, data_set.val)),
-    )
-    if given < needed:
-        raise UserError(
-            f"vocab_size = {given:,} is too small for {data_set.folder}: its ids go up to {needed - 1:,}. "
-            f"Use --vocab-size {needed} or more, or leave it out."
-        )
-    return model
+    """The architecture with vocab_size set: as given, else the data set's."""
+    if model.vocab_size is not None:
+        return model
+    derived.note("vocab_size", data_set.vocab_size, data_set.vocab_source)
+    return dataclasses.replace(model, vocab_size=data_set.vocab_size)
 
 
 def initial_weights(layered: Layered) -> tuple[ModelSettings, dict[str, torch.Tensor]]:
