@@ -155,7 +155,7 @@ def plan_run(
     config = layered.config
     data_set = open_data_set(data_folder(config), token_dtype=config.data.token_dtype, tokenizer=config.data.tokenizer)
     derived = derive(config)
-    derived.note("data_dir", str(data_set.folder), "data/DATASET" if config.data.data_dir is None else "as set")
+    config = config.replace("data", data_dir=str(data_set.folder))  # absolute: resume works from any folder
     weights = None
     if architecture is None and config.train.init_from is not None:
         architecture, weights = initial_weights(layered)

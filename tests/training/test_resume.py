@@ -172,6 +172,13 @@ def test_a_moved_data_set_is_found_by_flag(runs: Runner, tiny_data: Path) -> Non
     assert runs.resume("moved", max_iters=6, data_dir=elsewhere).step == 6
 
 
+def test_resume_from_another_folder(runs: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs.train("here", max_iters=4, data_dir="data/tiny")
+    monkeypatch.chdir("/")
+    assert runs.resume("here", max_iters=6).step == 6
+
+
 def test_damaged_last_checkpoint_falls_back(runs: Runner, whole: Path) -> None:
     runs.train("hurt", max_iters=12, **BUSY)
     last = runs.root / "hurt" / "ckpt.pt"
