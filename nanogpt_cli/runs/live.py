@@ -119,13 +119,15 @@ class LiveView(PlainView):
         try:
             act()
         except OSError:  # the terminal is gone; the log file has everything
-            give_up(self._stream)
             self._stop()
 
     def _stop(self) -> None:
         live, self._live = self._live, None
         if live is not None:
-            live.stop()
+            try:
+                live.stop()
+            except OSError:
+                give_up(self._stream)
 
     def _in_background(self) -> bool:
         """Whether the shell runs other work in front, whose screen must not be drawn over."""
@@ -161,16 +163,16 @@ class LiveView(PlainView):
         losses = f"{evaluation.val_loss:.4f}  train {evaluation.train_loss:.4f}" if evaluation else "-"
         yield "val", losses + self._best
         yield from self._step_rows(report) if report else ((label, "-") for label in ("lr", "speed", "MFU"))
-        yield "time", f"{duration(self.pace.elapsed)} elapsed   {duration(self.pace.left(step, last))} left"
+        skipped = f"   {report.skipped} updates skipped" if report and report.skipped else ""
+        yield "time", f"{duration(self.pace.elapsed)} elapsed   {duration(self.pace.left(step, last))} left{skipped}"
         yield "saved", f"step {self._saved[0]:,}, {duration(self.clock() - self._saved[1])} ago" if self._saved else "-"
 
     def _step_rows(self, report: StepReport) -> Iterator[tuple[str, RenderableType]]:
-        norm, skipped = number(report.grad_norm, ".2f"), f"   skipped {report.skipped}" if report.skipped else ""
-        yield "lr", f"{report.lr:.2e}   grad norm {norm}   epoch {report.epoch:.2f}{skipped}"
-        rate = f"{quantity(report.tokens_per_s)} tokens/s"
-        yield "speed", f"{rate}   {report.step_ms:.1f} ms/step   data wait {report.wait_share:.1%}"
+        yield "lr", f"{report.lr:.2e}   grad norm {number(report.grad_norm, '.2f')}   epoch {report.epoch:.2f}"
+        step_time = f"{report.step_ms:.{1 if report.step_ms < 1000 else 0}f} ms/step"
+        yield "speed", f"{quantity(report.tokens_per_s)} tokens/s   {step_time}   data wait {report.wait_share:.1%}"
         of = f" of {peak(self._start.peak_tflops)} {self._start.peak_source}" if self._start.peak_tflops else ""
-        memory = "n/a" if report.memory_gib is None else f"{report.memory_gib:.2f} GiB"
+        memory = "n/a" if report.memory_gib is None else f"{report.memory_gib:.3g} GiB"
         yield "MFU", f"{mfu(report, self._start)}{of}   memory {memory}"
 
 

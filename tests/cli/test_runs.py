@@ -1,0 +1,89 @@
+"""`nanogpt runs`: the table, the document, and folders that are none."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from nanogpt_cli.cli.main import run as nanogpt
+from nanogpt_cli.runs.directory import create_run, lock
+from nanogpt_cli.runs.metrics import MetricsLog
+
+
+@pytest.fixture
+def four_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of each state; `busy` is held by the test."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("broken", "busy", "done", "halted"):
+        run = create_run(Path("runs") / name, config={"train": {"max_iters": 20}}, tokenizer=None, environment={})
+        with zipfile.ZipFile(run.checkpoint, "w"):
+            pass
+        log = MetricsLog(run.metrics)
+        for step in (10, 20) if name == "done" else (10,):
+            log.append({"step": step, "val_loss": 2.0 + 1 / step, "train_loss": 2.0})
+        log.close()
+    Path("runs/broken/config.toml").write_text("= 3")
+    return tmp_path
+
+
+def test_the_table(four_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert nanogpt(["runs"]) == 0
+    shown = capsys.readouterr()
+    rows = [line.split() for line in shown.out.splitlines()]
+    assert rows == [
+        ["run", "state", "step", "best", "val", "loss", "at", "step"],
+        ["broken", "damaged", "10", "/", "n/a", "2.1000", "10"],
+        ["busy", "stopped", "10", "/", "20", "2.1000", "10"],
+        ["done", "finished", "20", "/", "20", "2.0500", "20"],
+        ["halted", "stopped", "10", "/", "20", "2.1000", "10"],
+    ]
+    assert shown.err == ""
+
+
+def test_the_document(four_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from nanogpt_cli.runs.directory import RunDirectory
+
+    with lock(RunDirectory(Path("runs/busy"))):
+        assert nanogpt(["runs", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(one["name"], one["state"]) for one in found] == [
+        ("broken", "damaged"),
+        ("busy", "running"),
+        ("done", "finished"),
+        ("halted", "stopped"),
+    ]
+    assert found[2] == {
+        "name": "done",
+        "path": "runs/done",
+        "state": "finished",
+        "step": 20,
+        "max_iters": 20,
+        "best_val_loss": 2.05,
+        "best_step": 20,
+    }
+    assert found[0]["max_iters"] is None
+
+
+def test_no_runs_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert nanogpt(["runs"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "nanogpt train" in shown.err
+    assert nanogpt(["runs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_another_folder(four_runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir("/")
+    assert nanogpt(["runs", str(four_runs / "runs"), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 4
+    assert nanogpt(["runs", str(four_runs / "gone")]) == 2
+    assert "no such folder" in capsys.readouterr().err
+
+
+def test_nothing_is_changed(four_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in four_runs.rglob("*")}
+    assert nanogpt(["runs"]) == 0
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in four_runs.rglob("*")} == before
