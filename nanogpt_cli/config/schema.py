@@ -59,7 +59,7 @@ class OptimSettings(Section):
         None, "updates of linear warm-up", derived="max_iters / 20, at most 2,000; 0 with a constant schedule", ge=0
     )
     lr_decay_iters: int | None = setting(None, "update at which the decay ends", derived="max_iters", ge=1)
-    weight_decay: float = setting(0.1, "decoupled weight decay of matrices", ge=0)
+    weight_decay: float = setting(0.1, "decoupled weight decay of matrices; with muon, of block matrices", ge=0)
     beta1: float = setting(0.9, "AdamW: decay of the first moment", ge=0, lt=1)
     beta2: float = setting(0.99, "AdamW: decay of the second moment", ge=0, lt=1)
     eps: float = setting(1e-8, "AdamW: added to the denominator", gt=0)

@@ -32,8 +32,8 @@ def is_block_matrix(name: str, parameter: Tensor) -> bool:
 class Optimizer:
     """Updates the parameters of a bare model.
 
-    AdamW (Loshchilov & Hutter, 2019) decays matrices only. With `optimizer = "muon"` block matrices are updated by
-    Muon (Jordan et al., 2024) instead.
+    AdamW (Loshchilov & Hutter, 2019) decays matrices only. With `optimizer = "muon"` block matrices are updated, and
+    alone decayed, by Muon (Jordan et al., 2024).
     """
 
     def __init__(self, model: nn.Module, settings: OptimSettings, device: torch.device) -> None:
@@ -143,10 +143,13 @@ def _slices(name: str, parameter: nn.Parameter) -> list[Slice]:
 
 
 def _adamw_groups(parameters: dict[str, nn.Parameter], settings: OptimSettings) -> list[dict[str, Any]]:
-    """Groups by decay (two and more dimensions) and by peak rate (embeddings, head, the rest)."""
+    """Groups by decay (two and more dimensions) and by peak rate (embeddings, head, the rest).
+
+    Beside Muon nothing here decays: embeddings then have rates a hundred times higher, which would shrink them away.
+    """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
-        decay = settings.weight_decay if parameter.ndim >= 2 else 0.0
+        decay = settings.weight_decay if parameter.ndim >= 2 and settings.optimizer == "adamw" else 0.0
         scale = 1.0
         if name.startswith(EMBEDDINGS):
             scale = settings.embed_lr_scale
