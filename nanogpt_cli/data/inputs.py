@@ -1,20 +1,29 @@
 """The files that a data set is made from: the user's own, found by path, folder or pattern."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from nanogpt_cli.data.documents import KINDS, file_kind
-from nanogpt_cli.data.sources import PinnedFile, Say, cached
+from nanogpt_cli.data.sources import PinnedFile, Say, cached, sha256_of
 from nanogpt_cli.errors import UserError
+from nanogpt_cli.files import temporary_beside
 
 
 class Inputs(Protocol):
     """Files in a fixed order, each there while it is open."""
 
-    labels: list[str]
-    sizes: list[int]
+    remote: bool  # whether a failure may leave a download that is worth keeping
+
+    @property
+    def labels(self) -> list[str]:
+        """A name for each, for messages."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each."""
 
     def open(self, index: int) -> Any:
         """A context manager that gives the path of file `index`."""
@@ -26,9 +35,11 @@ class Inputs(Protocol):
 class LocalFiles:
     """Files that lie on this machine and stay there."""
 
-    def __init__(self, paths: list[Path]) -> None:
-        self.paths = paths
-        self.labels = [str(path) for path in paths]
+    remote = False
+
+    def __init__(self, paths: list[Path], labels: list[str] | None = None, known: str | None = None) -> None:
+        self.paths, self.known = paths, known
+        self.labels = labels or [str(path) for path in paths]
         self.sizes = [path.stat().st_size for path in paths]
 
     @contextmanager
@@ -36,13 +47,17 @@ class LocalFiles:
         """The path of file `index`."""
         yield self.paths[index]
 
-    def identity(self) -> list[list[Any]]:
-        """Names, sizes and times of change."""
-        return [[str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns] for path in self.paths]
+    def identity(self) -> Any:
+        """What is known of the content; else names, sizes and times of change."""
+        return self.known or [
+            [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns] for path in self.paths
+        ]
 
 
 class PinnedInput:
     """One file of the catalogue, fetched when it is opened."""
+
+    remote = False  # what was fetched is in the user's cache
 
     def __init__(self, file: PinnedFile, say: Say) -> None:
         self.file, self.say = file, say
@@ -56,6 +71,16 @@ class PinnedInput:
     def identity(self) -> str:
         """Its hash."""
         return self.file.sha256
+
+
+@contextmanager
+def spooled(stream: BinaryIO, folder: Path) -> Iterator[LocalFiles]:
+    """What comes from `stream`, kept in a file beside `folder` while it is needed: text is read twice."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_beside(folder) as path:
+        with path.open("wb") as file:
+            shutil.copyfileobj(stream, file, 1 << 20)
+        yield LocalFiles([path], ["stdin"], sha256_of(path))
 
 
 def find_files(words: list[str]) -> list[Path]:

@@ -1,16 +1,21 @@
 """What can be asked for: a data set by its name, own text by its paths, or whatever a run needs and is not there."""
 
+import contextlib
+import sys
 from pathlib import Path
+from typing import Any
 
 from nanogpt_cli.data import catalogue
 from nanogpt_cli.data.catalogue import Entry
-from nanogpt_cli.data.documents import Reading, file_kind
-from nanogpt_cli.data.inputs import LocalFiles, PinnedInput, find_files
-from nanogpt_cli.data.job import META, Job, Prepared, Progress, Quiet, run
-from nanogpt_cli.data.splits import VAL_FRACTION, VAL_MOST, Split
+from nanogpt_cli.data.documents import COMPRESSED, Reading, file_kind
+from nanogpt_cli.data.hub import EXTRA, FolderHub, Hub, HubInputs, HuggingFaceHub
+from nanogpt_cli.data.inputs import LocalFiles, PinnedInput, find_files, spooled
+from nanogpt_cli.data.job import META, WORK, Job, Prepared, Progress, Quiet, run
+from nanogpt_cli.data.splits import Split, own_split
 from nanogpt_cli.errors import UserError, did_you_mean
 
 ROOT = Path("data")
+STAND_IN = "shakespeare"
 
 
 def prepare_named(
@@ -19,28 +24,75 @@ def prepare_named(
     name: str | None = None,
     folder: Path | None = None,
     tokenizer: str | None = None,
+    shards: int | None = None,
+    source: str | None = None,
     workers: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Prepared:
-    """Make a data set of the catalogue in `folder` (default data/NAME).
+    """Make a data set of the catalogue.
+
+    Args:
+        entry: which one.
+        name: what to call it; default its own name.
+        folder: for the token files; default data/NAME.
+        tokenizer: another one than its own.
+        shards: take only the first so many of its files.
+        source: a folder with a copy of its repository, instead of the hub.
+        workers: processes; default one a core.
+        force: make it again though it is there.
+        progress: hears how far the work is.
 
     Raises:
-        UserError, NanogptError: as `job.run`; and no source answered.
+        UserError: an argument does not fit the data set, or the folder holds something else.
+        NanogptError: no source answered, or the disk is full. The same call goes on from what is complete.
     """
     progress, name = progress or Quiet(), name or entry.name
+    kind = tokenizer or entry.tokenizer
+    common: dict[str, Any] = {"name": name, "folder": folder or ROOT / name, "tokenizer": kind}
+    if entry.file is not None:
+        if shards or source:
+            raise UserError(f"{entry.name} is one small file: --shards and --source are for larger data sets.")
+        job = _file_job(entry, common, progress)
+    else:
+        job = _hub_job(entry, common, shards, source)
+    return run(job, workers=workers, force=force, progress=progress)
+
+
+def _file_job(entry: Entry, common: dict[str, Any], progress: Progress) -> Job:
     file = catalogue.pinned(entry.file or "")
-    job = Job(
-        name=name,
-        folder=folder or ROOT / name,
+    return Job(
+        **common,
         inputs=PinnedInput(file, progress.say),
         source={"name": entry.name, "url": file.urls[0], "sha256": file.sha256},
-        tokenizer=tokenizer or entry.tokenizer,
         split=Split("tail"),
         end_of_text=False,
-        expect=entry.expect if tokenizer in (None, entry.tokenizer) else {},
+        expect=entry.expect if common["tokenizer"] == entry.tokenizer else {},
     )
-    return run(job, workers=workers, force=force, progress=progress)
+
+
+def _hub_job(entry: Entry, common: dict[str, Any], shards: int | None, source: str | None) -> Job:
+    if common["tokenizer"] == "char":
+        raise UserError(f"{entry.name} is too large to be read twice, as characters need: --tokenizer bytes or gpt2.")
+    hub: Hub
+    hub = (
+        HuggingFaceHub(entry.hub or "", entry.revision)
+        if source is None
+        else FolderHub(Path(source.removeprefix("file:")))
+    )
+    count = min(shards or entry.shards, entry.shards)
+    inputs = HubInputs(hub, entry, count, common["folder"] / WORK / "downloads")
+    rule = {key: value for key, value in entry.val.items() if key != "pattern"}
+    if count < entry.shards and entry.shard_val:
+        rule = {"rule": "documents", "fraction": entry.shard_val, "seed": entry.val["seed"], "first_file_only": True}
+    whole = count == entry.shards and common["tokenizer"] == entry.tokenizer
+    return Job(
+        **common,
+        inputs=inputs,
+        source={"name": entry.name, "hub": entry.hub, "revision": entry.revision, "files": count, "of": entry.shards},
+        split=Split(**rule, first_val_file=count),
+        expect=entry.expect if whole else {},
+    )
 
 
 def prepare_paths(
@@ -48,55 +100,77 @@ def prepare_paths(
     *,
     name: str | None = None,
     folder: Path | None = None,
-    tokenizer: str = "auto",
+    tokenizer: str | None = None,
     reading: Reading | None = None,
     split: Split | None = None,
     workers: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Prepared:
-    """Make a data set out of the user's own files, folders and patterns, in `folder` (default data/NAME).
+    """Make a data set out of the user's own files, folders and patterns.
+
+    Args:
+        words: paths, as on the command line; "-" alone is stdin.
+        name: what to call it; default after the one path.
+        folder: for the token files; default data/NAME.
+        tokenizer: default characters for up to 10 MB with at most 10,000 different ones, else gpt2.
+        reading: how files become documents.
+        split: default the last tenth, at most ten million tokens.
+        workers: processes; default one a core.
+        force: make it again though it is there.
+        progress: hears how far the work is.
 
     Raises:
-        UserError: a path or name that will not do; else as `job.run`.
+        UserError: a path or name that will not do, or text that cannot be read as it should.
+        NanogptError: the disk is full. The same call goes on from what is complete.
     """
     name = name or default_name(words)
     if name != Path(name).name or name.startswith("."):
-        raise UserError(f"--name {name}: a name is one word, without / and no dot in front.")
-    paths = find_files(words)
-    job = Job(
-        name=name,
-        folder=folder or ROOT / name,
-        inputs=LocalFiles(paths),
-        source={"paths": [str(path.absolute()) for path in paths]},
-        tokenizer=tokenizer,
-        split=split or Split("tail", VAL_FRACTION, VAL_MOST),
-        reading=reading or Reading(),
-    )
-    return run(job, workers=workers, force=force, progress=progress)
+        raise UserError(f"--name {name}: a name is one word, without / and without a dot in front.")
+    folder = folder or ROOT / name
+    with contextlib.ExitStack() as stack:
+        if "-" in words:
+            if len(words) > 1:
+                raise UserError("- is stdin and stands alone; to take both, give files.")
+            inputs = stack.enter_context(spooled(sys.stdin.buffer, folder))
+        else:
+            inputs = LocalFiles(find_files(words))
+        job = Job(
+            name=name,
+            folder=folder,
+            inputs=inputs,
+            source={
+                "paths": [str(Path(label).absolute()) for label in inputs.labels[:100]],
+                "files": len(inputs.labels),
+            },
+            tokenizer=tokenizer or "auto",
+            split=split or own_split("position"),
+            reading=reading or Reading(),
+        )
+        return run(job, workers=workers, force=force, progress=progress)
 
 
 def default_name(words: list[str]) -> str:
-    """my.txt and my/ are called my.
+    """my.txt, my.jsonl.gz and my/ are called my.
 
     Raises:
         UserError: several words, a pattern, or a name of the catalogue.
     """
-    stem = Path(words[0]).name
-    while file_kind(Path(stem)) or Path(stem).suffix in (".gz", ".zst"):
-        stem = Path(stem).stem
-    if len(words) > 1 or not stem or "*" in stem:
+    path = Path(Path(words[0]).name)
+    while file_kind(path) or path.suffix in COMPRESSED:
+        path = Path(path.stem)
+    if len(words) > 1 or path.name in ("", "-") or set("*?[") & set(path.name):
         raise UserError("Give this data set a name: --name NAME.")
-    if catalogue.find(stem) is not None:
-        raise UserError(f"{words[0]}: {stem} is the name of another data set; give this one a name: --name NAME.")
-    return stem
+    if catalogue.find(path.name) is not None:
+        raise UserError(f"{words[0]}: {path} is the name of another data set; give this one its own: --name NAME.")
+    return path.name
 
 
 def ensure_prepared(dataset: str, root: Path = ROOT, *, progress: Progress | None = None) -> str:
     """Make sure that a run finds its data set: a text file is prepared, and so is a small set of the catalogue.
 
     Returns:
-        The data set's name: its token files are in `root`/NAME.
+        The data set's name; its token files are in `root`/NAME.
 
     Raises:
         UserError: there is no such data set, or it is too large to be fetched unasked; says what to type.
@@ -106,9 +180,9 @@ def ensure_prepared(dataset: str, root: Path = ROOT, *, progress: Progress | Non
         name = default_name([dataset])
         prepare_paths([dataset], name=name, folder=root / name, progress=progress)
         return name
-    name = entry.name if entry is not None else dataset
+    name = dataset if entry is None else entry.name
     folder = root / name
-    if (folder / META).is_file() or (folder / "train.bin").is_file() or any(folder.glob("*.bin")):
+    if (folder / META).is_file() or any(folder.glob("*.bin")):
         return name
     if entry is None:
         raise UserError(
@@ -116,5 +190,23 @@ def ensure_prepared(dataset: str, root: Path = ROOT, *, progress: Progress | Non
             f"{did_you_mean(dataset, catalogue.names())} Known names: {', '.join(catalogue.names())}. "
             f"Prepare your own text: nanogpt prepare PATH --name {Path(dataset).stem}"
         )
+    if entry.file is None:
+        raise UserError(too_large(entry, folder))
     prepare_named(entry, folder=folder, progress=progress)
     return name
+
+
+def too_large(entry: Entry, folder: Path) -> str:
+    """Why a large data set is not fetched unasked, and what to type."""
+    tokens = f"; {entry.tokens / 1e9:.1f} billion tokens in {entry.tokens * 2 / 1e9:.0f} GB of token files" * bool(
+        entry.tokens
+    )
+    part = entry.download_bytes / entry.shards / 1e9
+    return (
+        f"There is no data set in {folder}, and {entry.name} is not fetched unasked: "
+        f"{entry.download_bytes / 1e9:.1f} GB to download{tokens}.\n"
+        f"  all of it:          nanogpt prepare {entry.name}\n"
+        f"  one of {entry.shards} files:    nanogpt prepare {entry.name} --shards 1    ({part:.1f} GB to download)\n"
+        f"  both need:          {EXTRA}\n"
+        f"  a small stand-in:   --dataset {STAND_IN}    (prepared by itself, 1 MB)"
+    )

@@ -7,6 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
+from nanogpt_cli.errors import NanogptError, UserError
+
 VAL_FRACTION = 0.1
 VAL_MOST = 10_000_000  # tokens of val unless a fraction is asked for
 
@@ -28,7 +30,8 @@ class Split:
     tokens: int = 0
     seed: int = 0
     rows: int = 0
-    only_file: int | None = None  # "documents": take them from this file alone
+    check: str = ""  # "rows": the start of the SHA-256 of the rows of val, as little-endian int64
+    first_file_only: bool = False  # "documents": val does not depend on how many files there are
     first_val_file: int = 0
 
     def cut(self, count: int) -> int:
@@ -42,7 +45,7 @@ class Split:
             return file >= self.first_val_file
         if self.rule == "rows":
             return row in self._val_rows
-        if self.rule == "documents" and self.only_file in (None, file):
+        if self.rule == "documents" and not (self.first_file_only and file):
             digest = hashlib.blake2b(text.encode(), digest_size=8, key=str(self.seed).encode())
             return int.from_bytes(digest.digest(), "little") < self.fraction * 2**64
         return False
@@ -50,13 +53,15 @@ class Split:
     @cached_property
     def _val_rows(self) -> frozenset[int]:
         """As `train_test_split(test_size=fraction, seed=seed)` of the library datasets chooses them."""
-        order = np.random.default_rng(self.seed).permutation(self.rows)
-        return frozenset(order[: math.ceil(self.fraction * self.rows)].tolist())
+        order = np.random.default_rng(self.seed).permutation(self.rows)[: math.ceil(self.fraction * self.rows)]
+        if not hashlib.sha256(order.astype("<i8").tobytes()).hexdigest().startswith(self.check):
+            raise NanogptError(f"numpy {np.__version__} draws another permutation: use another version of numpy.")
+        return frozenset(order.tolist())
 
     def words(self) -> str:
         """The rule for people, as it stands in meta.toml."""
         most = f", at most {self.most:,} tokens" if self.most else ""
-        where = "" if self.only_file is None else f" of file {self.only_file}"
+        where = " of the first file" if self.first_file_only else ""
         share = f"{self.fraction:.4g}"
         return {
             "tail": f"val is the last {share} of the text{most}",
@@ -65,3 +70,18 @@ class Split:
             "rows": f"val is the first {share} of a permutation of the documents by numpy, seed {self.seed}",
             "files": "val is the data set's own validation file",
         }[self.rule]
+
+
+def own_split(kind: str, fraction: float | None = None, seed: int | None = None) -> Split:
+    """The rule for own text: "position" or "documents".
+
+    Raises:
+        UserError: a fraction that leaves a split empty, or a seed where nothing is drawn.
+    """
+    if fraction is not None and not 0 < fraction < 1:
+        raise UserError(f"--val-fraction {fraction}: a share between 0 and 1, such as {VAL_FRACTION}.")
+    if kind == "documents":
+        return Split("documents", fraction or VAL_FRACTION, seed=seed or 0)
+    if seed is not None:
+        raise UserError("--split-seed chooses documents: add --split documents.")
+    return Split("tail", fraction or VAL_FRACTION, VAL_MOST if fraction is None else None)

@@ -82,7 +82,7 @@ class CharTokenizer(Tokenizer):
         # where sampling starts without a prompt and without a newline; a space where nobody counted
         self.most_frequent = most_frequent or (" " if " " in self.alphabet else self.alphabet[0])
         self.size = len(self.alphabet)
-        points = _code_points(self.alphabet)
+        points = code_points(self.alphabet)
         self._ids = np.full(int(points[-1]) + 2, -1, np.int32)  # the last place stands for all larger code points
         self._ids[points] = np.arange(self.size)
 
@@ -92,7 +92,7 @@ class CharTokenizer(Tokenizer):
         Raises:
             UserError: characters outside the alphabet; lists them and it.
         """
-        ids = self._ids[np.minimum(_code_points(text), len(self._ids) - 1)]
+        ids = self._ids[np.minimum(code_points(text), len(self._ids) - 1)]
         if ids.size and ids.min() < 0:
             unknown = sorted(set(text) - set(self.alphabet))
             raise UserError(
@@ -141,7 +141,8 @@ class TiktokenTokenizer(Tokenizer):
         return _load_encoding(self.kind, self._say)
 
     def encode(self, text: str) -> Ids:
-        return self.encoding.encode_to_numpy(without_surrogates(text), disallowed_special=()).astype(self.dtype)
+        ids: Ids = self.encoding.encode_to_numpy(without_surrogates(text), disallowed_special=()).astype(self.dtype)
+        return ids
 
     def _table(self) -> list[bytes]:
         table = [REPLACEMENT] * self.size  # some encodings leave ids unused
@@ -196,7 +197,7 @@ def without_surrogates(text: str) -> str:
     return text
 
 
-def _code_points(text: str) -> npt.NDArray[np.uint32]:
+def code_points(text: str) -> npt.NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
