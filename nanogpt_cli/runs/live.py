@@ -10,7 +10,6 @@ from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
-from rich.measure import Measurement
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -228,6 +227,3 @@ class Spark:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(self.history.bars(options.max_width, ASCII_BARS if options.ascii_only else BARS), style="cyan")
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(4, options.max_width)

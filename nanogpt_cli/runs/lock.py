@@ -28,17 +28,12 @@ class Holder:
     started: str  # as the operating system tells it, so that a reused process number is not taken for the holder
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}" if self.host else "another process"
-
-    @property
-    def here(self) -> bool:
-        """Whether it ran on this machine."""
-        return self.host == socket.gethostname()
+        return f"process {self.pid} on {self.host}"
 
     @property
     def alive(self) -> bool:
         """Whether it still runs; of another machine's processes nothing is known, so they count as alive."""
-        return not self.here or _started(self.pid) == self.started
+        return self.host != socket.gethostname() or _started(self.pid) == self.started
 
 
 @contextlib.contextmanager
@@ -54,7 +49,16 @@ def lock(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{folder}: the run directory cannot be written: {error.strerror}.") from None
     try:
-        _acquire(file, path, folder)
+        for _ in range(_TRIES):
+            if not _held(file, path, exclusive=True):
+                break
+            time.sleep(_PAUSE)
+        else:
+            other = _read(path)
+            gone = other and other.host != socket.gethostname()
+            hint = f" If that process is gone for certain, delete {path}." if gone else ""
+            who = other or "another process"
+            raise UserError(f"{folder} is in use by {who}. Wait for it, stop it, or start another run.{hint}")
         _write(file, json.dumps(asdict(_me())).encode())
         try:
             yield
@@ -64,38 +68,23 @@ def lock(folder: Path) -> Iterator[None]:
         os.close(file)  # releases the kernel's lock
 
 
-def _acquire(file: int, path: Path, folder: Path) -> None:
-    for attempt in range(_TRIES):
-        held = _kernel_lock(file, exclusive=True)
-        if held is None:  # this file system has no such locks
-            other = _read(path)
-            held = other is not None and other.alive
-        if not held:
-            return
-        if attempt + 1 < _TRIES:
-            time.sleep(_PAUSE)
-    other = _read(path) or Holder("", 0, "")
-    hint = "" if other.here or not other.host else f" If that process is gone for certain, delete {path}."
-    raise UserError(f"{folder} is in use by {other}. Wait for it, stop it, or start another run.{hint}")
-
-
 def holder(folder: Path) -> Holder | None:
     """The live process that writes the run in `folder`, or None. Changes nothing."""
     path = folder / LOCK_NAME
     other = _read(path)
     if other is None:
         return None
-    try:
-        file = os.open(path, os.O_RDONLY)
-    except OSError:
-        return other if other.alive else None
-    try:
-        held = _kernel_lock(file, exclusive=False)
-    finally:
-        os.close(file)
+    with path.open("rb") as file:
+        return other if _held(file.fileno(), path, exclusive=False) else None
+
+
+def _held(file: int, path: Path, exclusive: bool) -> bool:
+    """Whether somebody else holds the lock; where the kernel has such locks and nobody does, it is now ours."""
+    held = _kernel_lock(file, exclusive)
     if held is None:
-        held = other.alive
-    return other if held else None
+        other = _read(path)
+        return other is not None and other.alive
+    return held
 
 
 if sys.platform == "win32":
@@ -130,10 +119,10 @@ def _me() -> Holder:
 
 def _started(pid: int) -> str:
     """When process `pid` of this machine began; empty if there is none."""
-    stat = Path(f"/proc/{pid}/stat")
     if Path("/proc/self/stat").exists():
         try:
-            return stat.read_text().rpartition(")")[2].split()[19]  # field 22: clock ticks since boot
+            state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            return "" if state == "Z" else fields[18]  # field 22 of all: clock ticks since boot
         except OSError:
             return ""
     if sys.platform == "win32":
@@ -150,6 +139,7 @@ def _read(path: Path) -> Holder | None:
 
 
 def _write(file: int, text: bytes) -> None:
-    os.ftruncate(file, 0)
-    os.lseek(file, 0, os.SEEK_SET)
-    os.write(file, text)
+    with contextlib.suppress(OSError):  # on a full disk the lock holds, only its holder has no name
+        os.ftruncate(file, 0)
+        os.lseek(file, 0, os.SEEK_SET)
+        os.write(file, text)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nanogpt_cli.files import atomic_write, disk_full_named
+from nanogpt_cli.files import atomic_write, disk_full_named, sync_folder
 
 
 class MetricsLog:
@@ -18,6 +18,7 @@ class MetricsLog:
         self.path = path
         self._file: BinaryIO | None = None
         self._pending = b""
+        self._made = False  # and its name is not durable yet
 
     def append(self, values: dict[str, Any]) -> None:
         """Write one line without values that are None, NaN or infinite.
@@ -42,20 +43,28 @@ class MetricsLog:
             self._drain()
             if self._file is not None:
                 os.fsync(self._file.fileno())
+            if self._made:
+                sync_folder(self.path.parent)
+                self._made = False
 
-    def keep_through(self, step: int) -> None:
-        """Rewrite the file without lines after `step`, half lines, and lines that repeat a step."""
+    def keep_through(self, step: int, evaluated_step: int) -> None:
+        """Rewrite the file without half lines, repeated ones, and what lies after a checkpoint.
+
+        Args:
+            step: completed updates in the checkpoint.
+            evaluated_step: the last step that was evaluated before it.
+        """
         self._close()
         self._pending = b""
         if not self.path.exists():
             return
-        atomic_write(self.path, lambda file: file.writelines(self._kept(step)))
+        atomic_write(self.path, lambda file: file.writelines(self._kept(step, evaluated_step)))
 
-    def _kept(self, step: int) -> Iterator[bytes]:
+    def _kept(self, step: int, evaluated_step: int) -> Iterator[bytes]:
         seen = set()
         for line in read_metrics(self.path):
             key = (line["step"], "val_loss" in line)
-            if line["step"] <= step and key not in seen:
+            if line["step"] <= (evaluated_step if key[1] else step) and key not in seen:
                 seen.add(key)
                 yield json.dumps(line).encode() + b"\n"
 
@@ -68,6 +77,7 @@ class MetricsLog:
     def _drain(self) -> None:
         if self._file is None:
             self.path.parent.mkdir(exist_ok=True)  # somebody may have tidied up
+            self._made |= not self.path.exists()
             self._file = self.path.open("ab", buffering=0)
         while self._pending:
             written = self._file.write(self._pending)  # unbuffered: may write less than all

@@ -124,6 +124,20 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
         pass
 
 
+def test_a_full_disk_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / locking.LOCK_NAME).symlink_to("/dev/full")
+    with lock(tmp_path):
+        pass
+
+
+def test_a_killed_holder_that_nobody_has_buried_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with another_process(tmp_path, without_kernel=True) as other:
+        monkeypatch.setattr(locking, "_kernel_lock", lambda file, exclusive: None)
+        other.kill()
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # dead, and still in the process table
+        assert holder(tmp_path) is None
+
+
 def test_looking_does_not_disturb_who_takes_it(tmp_path: Path) -> None:
     """`nanogpt runs` in a loop beside a start: the start never fails, and the look changes nothing."""
     code = f"""

@@ -36,9 +36,9 @@ def test_resume_drops_what_lies_after_its_step_by_a_rename(tmp_path: Path) -> No
     old = tmp_path / "old"
     old.hardlink_to(path)
     before = old.read_bytes()
-    log.keep_through(5)
+    log.keep_through(5, 5)
     assert steps(path) == [1, 2, 3, 4, 5, 5]
-    log.keep_through(4)
+    log.keep_through(4, 4)
     log.append({"step": 5, "loss": 2.0})
     log.close()
     assert steps(path) == [1, 2, 3, 4, 5]
@@ -49,7 +49,7 @@ def test_resume_drops_what_lies_after_its_step_by_a_rename(tmp_path: Path) -> No
 
 def test_a_start_without_a_file_or_a_folder(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "logs" / "m")
-    log.keep_through(0)
+    log.keep_through(0, 0)
     assert list(read_metrics(log.path)) == []
     log.append({"step": 1})
     log.close()
@@ -65,7 +65,7 @@ def test_each_step_stands_once_after_any_kills(tmp_path: Path, data: st.DataObje
     saved = 0
     for _ in range(data.draw(st.integers(0, 5))):
         step, log = saved, MetricsLog(path)
-        log.keep_through(saved)
+        log.keep_through(saved, saved)
         for step in range(saved + 1, data.draw(st.integers(saved, 12)) + 1):
             log.append({"step": step, "loss": step / 10})
             if step % 3 == 0:
@@ -77,7 +77,7 @@ def test_each_step_stands_once_after_any_kills(tmp_path: Path, data: st.DataObje
             durable = len(b"".join(_durable(path, saved)))
             os.truncate(path, data.draw(st.integers(durable, path.stat().st_size)))
     log = MetricsLog(path)
-    log.keep_through(saved)
+    log.keep_through(saved, saved)
     for step in range(saved + 1, 13):
         log.append({"step": step, "loss": step / 10})
         if step % 3 == 0:
@@ -100,7 +100,7 @@ def test_junk_between_lines_is_skipped_and_swept(tmp_path: Path, junk: list[byte
     path.write_bytes(b"\n".join(pieces) + b"\n")
     assert steps(path)[0] == 1
     assert steps(path)[-1] == 900
-    MetricsLog(path).keep_through(10**9)
+    MetricsLog(path).keep_through(10**9, 10**9)
     assert all(isinstance(json.loads(text)["step"], int) for text in path.read_bytes().splitlines())
 
 
