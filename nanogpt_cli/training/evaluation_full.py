@@ -35,41 +35,6 @@ class SplitLoss:
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
 
-@dataclass
-class _Sums:
-    """Float64 sums over windows; each is a mean away from a result."""
-
-    nats: float = 0.0
-    nats_squared: float = 0.0
-    nats_by_tokens: float = 0.0
-    tokens: int = 0
-    tokens_squared: int = 0
-    text_nats: float = 0.0
-    text_bytes: int = 0
-
-    def add(self, losses: npt.NDArray[np.float64], bytes_of_targets: npt.NDArray[np.int32] | None) -> None:
-        """Losses (B, T) of windows of T predictions each."""
-        sums, length = losses.sum(axis=1), losses.shape[1]
-        self.nats += float(sums.sum())
-        self.nats_squared += float((sums * sums).sum())
-        self.nats_by_tokens += float(sums.sum()) * length
-        self.tokens += losses.size
-        self.tokens_squared += len(sums) * length * length
-        if bytes_of_targets is not None:  # end-of-text has no bytes: left out of both sums
-            self.text_nats += float(losses[bytes_of_targets > 0].sum())
-            self.text_bytes += int(bytes_of_targets.sum())
-
-    def result(self, with_text: bool) -> SplitLoss:
-        """Bits per byte = nats / ln 2 / UTF-8 bytes of the predicted tokens."""
-        loss = self.nats / self.tokens
-        # windows are the independent draws, not tokens: spread of (sum - loss * length) over all windows
-        spread = self.nats_squared - 2 * loss * self.nats_by_tokens + loss * loss * self.tokens_squared
-        bits = self.text_nats / math.log(2) / self.text_bytes if with_text and self.text_bytes else None
-        return SplitLoss(
-            loss, math.sqrt(max(0.0, spread)) / self.tokens, self.tokens, self.text_bytes if with_text else None, bits
-        )
-
-
 def default_batch_size(model: GPT) -> int:
     """Windows a batch whose logits fit into half a gigabyte."""
     return max(1, min(LARGEST_BATCH, LOGITS // (model.config.block_size * model.wte.weight.shape[0])))
@@ -86,6 +51,8 @@ def evaluate_split(
 ) -> SplitLoss:
     """Mean loss over all predictions of a split: windows of block_size that follow each other, the last one shorter.
 
+    Bits per byte = nats / ln 2 / UTF-8 bytes of the predicted tokens.
+
     Args:
         tokens: the split.
         batch_size: windows a forward pass; changes the result by rounding at most.
@@ -98,37 +65,41 @@ def evaluate_split(
     total = tokens.count - 1
     if total < 1:
         raise UserError(f"{tokens.paths[0]} has {tokens.count} tokens; at least 2 are needed to predict one.")
-    block_size, sums = model.config.block_size, _Sums()
+    block_size = model.config.block_size
     windows, rest = divmod(total, block_size)
+    sums: list[npt.NDArray[np.float64]] = []  # nats of each window
+    text_nats, text_bytes = 0.0, 0
+    batches = [(first, min(batch_size, windows - first), block_size) for first in range(0, windows, batch_size)]
     with inference(model):
-        for first in range(0, windows, batch_size):
-            offsets = np.arange(first, min(first + batch_size, windows), dtype=np.int64) * block_size
-            sums.add(*_losses(model, tokens, offsets, block_size, compute, byte_lengths))
-            progress(sums.tokens, total)
-        if rest:
-            offsets = np.array([windows * block_size], dtype=np.int64)
-            sums.add(*_losses(model, tokens, offsets, rest, compute, byte_lengths))
-            progress(sums.tokens, total)
-    return sums.result(byte_lengths is not None)
+        for first, count, length in batches + ([(windows, 1, rest)] if rest else []):
+            offsets = np.arange(first, first + count, dtype=np.int64) * block_size
+            losses, targets = _losses(model, tokens, offsets, length, compute)  # both (count, length)
+            sums.append(losses.sum(axis=1))
+            if byte_lengths is not None:  # end-of-text has no bytes: left out of both sums
+                known = _bytes_of(targets, byte_lengths)
+                text_nats += float(losses[known > 0].sum())
+                text_bytes += int(known.sum())
+            progress(first * block_size + count * length, total)
+    lengths = np.full(windows + bool(rest), block_size)
+    lengths[-1] = rest or block_size
+    nats = np.concatenate(sums)
+    loss = float(nats.sum() / total)
+    # windows are the independent draws, not tokens
+    error = float(np.sqrt(np.square(nats - loss * lengths).sum()) / total)
+    bits = text_nats / math.log(2) / text_bytes if text_bytes else None
+    return SplitLoss(loss, error, total, None if byte_lengths is None else text_bytes, bits)
 
 
 def _losses(
-    model: GPT,
-    tokens: Tokens,
-    offsets: npt.NDArray[np.int64],
-    length: int,
-    compute: Compute,
-    byte_lengths: npt.NDArray[np.int32] | None,
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32] | None]:
-    """Losses (B, length) of the windows at `offsets` (B,), and the bytes of their targets."""
+    model: GPT, tokens: Tokens, offsets: npt.NDArray[np.int64], length: int, compute: Compute
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Losses and targets, both (B, length), of the windows at `offsets` (B,)."""
     block = tokens.read(offsets, length + 1)
     check_batch(block, offsets, tokens, model.wte.weight.shape[0])
     idx = torch.from_numpy(block).to(compute.device)
     with compute.autocast():
         losses = model(idx[:, :-1], idx[:, 1:], reduction="none")
-    targets = block[:, 1:]
-    known = None if byte_lengths is None else _bytes_of(targets, byte_lengths)
-    return losses.float().cpu().numpy().astype(np.float64), known
+    return losses.float().cpu().numpy().astype(np.float64), block[:, 1:]
 
 
 def _bytes_of(targets: npt.NDArray[np.int64], byte_lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

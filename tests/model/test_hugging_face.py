@@ -12,7 +12,7 @@ from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.model import hub
 from nanogpt_cli.model.gpt import GPT
-from nanogpt_cli.model.hugging_face import read_folder, to_stored
+from nanogpt_cli.model.hugging_face import gpt2_settings, read_folder, to_stored
 from nanogpt_cli.model.weights import build_model, crop_block_size, parameter_shapes
 
 safetensors = pytest.importorskip("safetensors.torch", reason="the extra hf is not installed")
@@ -235,17 +235,38 @@ def test_the_four_released_models_have_their_parameter_counts() -> None:
 
 
 def test_a_cached_hub_model_is_read_without_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub_package = pytest.importorskip("huggingface_hub", reason="the extra hf is not installed")
-    asked = []
-
-    def cached(repo: str, path: str, *, revision: str, repo_type: str) -> str:
-        asked.append((repo, path, revision, repo_type))
-        return str(tmp_path / path)
-
-    monkeypatch.setattr(hub_package, "hf_hub_download", cached)
-    assert hub.hub_directory("gpt2") == tmp_path
+    constants = pytest.importorskip("huggingface_hub.constants", reason="the extra hf is not installed")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
     revision = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
-    assert asked == [("openai-community/gpt2", p, revision, "model") for p in ("config.json", "model.safetensors")]
+    snapshot = tmp_path / "models--openai-community--gpt2" / "snapshots" / revision
+    snapshot.mkdir(parents=True)
+    write_folder(snapshot, random_weights(SETTINGS))
+    assert hub.hub_directory("gpt2") == snapshot
+    assert read_folder(snapshot)[0] == SETTINGS
+
+
+def test_the_released_config_is_understood() -> None:
+    config = {
+        "activation_function": "gelu_new",
+        "architectures": ["GPT2LMHeadModel"],
+        "attn_pdrop": 0.1,
+        "bos_token_id": 50256,
+        "embd_pdrop": 0.1,
+        "eos_token_id": 50256,
+        "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-05,
+        "model_type": "gpt2",
+        "n_ctx": 1024,
+        "n_embd": 768,
+        "n_head": 12,
+        "n_layer": 12,
+        "n_positions": 1024,
+        "resid_pdrop": 0.1,
+        "vocab_size": 50257,
+    }
+    expected = ModelSettings(n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50257)
+    assert gpt2_settings(config, Path("config.json")) == expected
 
 
 def test_an_unreachable_hub_says_what_to_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
