@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nanogpt_cli.cli import complete, show
+from nanogpt_cli.cli.model_options import Checkpoint, Device, Dtype, Model, place
 from nanogpt_cli.cli.progress import progress
 from nanogpt_cli.errors import NanogptError, UserError, did_you_mean
 
@@ -30,14 +31,7 @@ README, LLM_C = "published by nanoGPT", "published by llm.c"
 
 
 def eval_(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A run, a checkpoint file, a nanoGPT out_dir, a Hugging Face folder, or gpt2, gpt2-medium...",
-            autocompletion=complete.runs,
-        ),
-    ],
+    model: Model,
     data: Annotated[
         str | None,
         typer.Option(
@@ -51,20 +45,18 @@ def eval_(
     ] = None,
     split: Annotated[str, typer.Option(metavar="val|train", help="Which part of the data.")] = "val",
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Windows a forward pass; the result is the same [what fits].")
+        int | None, typer.Option(metavar="N", min=1, help="Windows a forward pass; the result is the same [what fits].")
     ] = None,
-    checkpoint: Annotated[str, typer.Option(metavar="best|last|FILE", help="Of a run.")] = "best",
+    checkpoint: Checkpoint = "best",
     task: Annotated[
         str | None, typer.Option(metavar="hellaswag|lambada", help="Answer its questions instead of reading a split.")
     ] = None,
     task_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Its questions, jsonl or parquet [from the hub].")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="First so many questions of the task.")] = None,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Where to compute.")] = "auto",
-    dtype: Annotated[
-        str, typer.Option(metavar="float32|bfloat16|float16|auto", help="Number format of matrix products.")
-    ] = "float32",
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="First so many questions of the task.")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
     token_dtype: Annotated[
         str | None, typer.Option(metavar="uint16|uint32", help="Of a data folder without metadata.")
     ] = None,
@@ -91,31 +83,14 @@ def eval_(
         report = _answer(loaded, compute, task, task_file, limit, batch_size)
     else:
         folder = _data_folder(loaded, data, data_dir)
+        if loaded.config is not None and data is None and data_dir is None:  # as the run itself reads it
+            token_dtype = token_dtype or loaded.config.data.token_dtype
+            tokenizer = tokenizer or loaded.config.data.tokenizer
         report = _measure(loaded, compute, _open(folder, loaded, token_dtype, tokenizer), split, batch_size)
     if json:
         show.document(report)
     else:
         _print(report)
-
-
-def place(loaded: "LoadedModel", device: str, dtype: str) -> "Compute":
-    """Say what was loaded, and move it to where it is computed with."""
-    import torch
-
-    from nanogpt_cli.config.schema import SystemSettings
-    from nanogpt_cli.training.device import choose_compute
-
-    show.say(f"model: {loaded.source}")
-    for note in loaded.notes:
-        show.say(f"note: {note}")
-    system = SystemSettings(device=device, dtype=dtype, compile="off")  # type: ignore[arg-type]
-    compute = choose_compute(system, loaded.model.config, long_run=False)
-    compute.prepare()
-    if compute.dtype == torch.float32:
-        torch.set_float32_matmul_precision("highest")  # TF32 would not be what was asked for
-    loaded.model.to(compute.device)
-    show.say(f"device: {compute.describe()}, {compute.dtype_name}")
-    return compute
 
 
 def _data_folder(loaded: "LoadedModel", data: str | None, data_dir: Path | None) -> Path:

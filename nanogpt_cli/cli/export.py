@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nanogpt_cli.cli import complete, show
+from nanogpt_cli.cli import show
+from nanogpt_cli.cli.model_options import Checkpoint, Model
 from nanogpt_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,14 +17,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def export(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN", help="A run; also a checkpoint file or a nanoGPT out_dir.", autocompletion=complete.runs
-        ),
-    ],
+    model: Model,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
-    checkpoint: Annotated[str, typer.Option(metavar="best|last|FILE", help="Of a run.")] = "best",
+    checkpoint: Checkpoint = "best",
     dtype: Annotated[
         str, typer.Option(metavar="float32|bfloat16|float16", help="Number format of the stored weights.")
     ] = "float32",
@@ -70,8 +66,8 @@ def _tokenizer_files(tokenizer: "Tokenizer | None", context: int, gpt2: bool) ->
         return own, ""
     if tokenizer.kind != "gpt2":
         return own, (
-            f"Other programs load the weights, but not the {tokenizer.kind} tokenizer, which has no Hugging Face format: "
-            "tokenizer.toml lists its ids, and `nanogpt` reads it."
+            f"Other programs load the weights, but not the {tokenizer.kind} tokenizer, which has no format of Hugging "
+            "Face's: tokenizer.toml describes it, and `nanogpt` reads it."
         )
     from nanogpt_cli.data.tokenizers import gpt2_files
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nanogpt_cli.cli import complete, show
+from nanogpt_cli.cli import show
+from nanogpt_cli.cli.model_options import Checkpoint, Device, Dtype, Model, place
 from nanogpt_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,36 +26,31 @@ CLOSING_TOKENS = 300  # of the sample at the end of a training
 
 
 def sample(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A run, a checkpoint file, a nanoGPT out_dir, a Hugging Face folder, or gpt2, gpt2-medium...",
-            autocompletion=complete.runs,
-        ),
-    ],
+    model: Model,
     prompt: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="What to continue; may be repeated, - reads stdin.")
     ] = None,
     prompt_file: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="A UTF-8 file to continue; - reads stdin.")
     ] = None,
-    num_samples: Annotated[int, typer.Option(min=1, help="Samples of each prompt.")] = 1,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of a sample at most.")] = MAX_NEW_TOKENS,
-    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the most likely token.")] = TEMPERATURE,
+    num_samples: Annotated[int, typer.Option(metavar="N", min=1, help="Samples of each prompt.")] = 1,
+    max_new_tokens: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Length of a sample at most.")
+    ] = MAX_NEW_TOKENS,
+    temperature: Annotated[
+        float, typer.Option(metavar="X", min=0, help="0 always takes the most likely token.")
+    ] = TEMPERATURE,
     top_k: Annotated[str, typer.Option(metavar="N|none", help="Draw from the N most likely tokens only.")] = str(TOP_K),
     top_p: Annotated[
         str, typer.Option(metavar="P|none", help="Draw from the most likely tokens that add up to P.")
     ] = "none",
-    seed: Annotated[int, typer.Option(min=0, help="Sample i depends on seed and i alone.")] = SEED,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Sample i depends on seed and i alone.")] = SEED,
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="End a sample before this text; may be repeated.")
     ] = None,
-    checkpoint: Annotated[str, typer.Option(metavar="best|last|FILE", help="Of a run.")] = "best",
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Where to compute.")] = "auto",
-    dtype: Annotated[
-        str, typer.Option(metavar="float32|bfloat16|float16|auto", help="Number format of matrix products.")
-    ] = "float32",
+    checkpoint: Checkpoint = "best",
+    device: Device = "auto",
+    dtype: Dtype = "float32",
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Write text with a model. Text goes to stdout, everything else to stderr."""
@@ -63,7 +59,6 @@ def sample(
     if "" in stops:
         raise UserError("--stop '': an empty text would end every sample at once.")
     prompts = [_text(text) for text in prompt or ()] + [_read(path) for path in prompt_file or ()]
-    from nanogpt_cli.cli.eval import place
     from nanogpt_cli.training.loading import load_model
 
     loaded = load_model(model, checkpoint)

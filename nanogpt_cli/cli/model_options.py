@@ -1,0 +1,43 @@
+"""What eval, sample and export have in common: which model, and where it is computed with."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nanogpt_cli.cli import complete, show
+
+if TYPE_CHECKING:
+    from nanogpt_cli.training.device import Compute
+    from nanogpt_cli.training.loading import LoadedModel
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A run, a checkpoint file, a nanoGPT out_dir, a Hugging Face folder, or gpt2, gpt2-medium...",
+        autocompletion=complete.runs,
+    ),
+]
+Checkpoint = Annotated[str, typer.Option(metavar="best|last|FILE", help="Which weights of a run.")]
+Device = Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Where to compute.")]
+Dtype = Annotated[str, typer.Option(metavar="float32|bfloat16|float16|auto", help="Number format of matrix products.")]
+
+
+def place(loaded: "LoadedModel", device: str, dtype: str) -> "Compute":
+    """Say what was loaded, and move it to where it is computed with."""
+    import torch
+
+    from nanogpt_cli.config.schema import SystemSettings
+    from nanogpt_cli.training.device import choose_compute
+
+    show.say(f"model: {loaded.source}")
+    for note in loaded.notes:
+        show.say(f"note: {note}")
+    system = SystemSettings(device=device, dtype=dtype, compile="off")  # type: ignore[arg-type]
+    compute = choose_compute(system, loaded.model.config, long_run=False)
+    compute.prepare()
+    if compute.dtype == torch.float32:
+        torch.set_float32_matmul_precision("highest")  # TF32 would not be what was asked for
+    loaded.model.to(compute.device)
+    show.say(f"device: {compute.describe()}, {compute.dtype_name}")
+    return compute
