@@ -18,8 +18,12 @@ SAMPLE_TOKENS = 300
 
 def carry_out(plan: "Plan", *, dry_run: bool) -> None:
     """Show the plan, train, report to stderr, and write the sample to stdout."""
-    if show.main_process():
-        _show_plan(plan)
+    if show.main_process() and (dry_run or plan.makes_run or not plan.finished):
+        show.rows([row for _, rows in plan.groups() for row in rows], stderr=True)
+        for note in plan.notes:
+            show.say(f"note: {note}")
+        for warning in plan.warnings:
+            show.warn(warning)
     if dry_run:
         return
     from nanogpt_cli.training.start import start
@@ -27,14 +31,6 @@ def carry_out(plan: "Plan", *, dry_run: bool) -> None:
     outcome = start(plan)
     if show.main_process():
         _close(plan, outcome)
-
-
-def _show_plan(plan: "Plan") -> None:
-    show.groups(plan.groups(), stderr=True)
-    for note in plan.notes:
-        show.say(f"note: {note}")
-    for warning in plan.warnings:
-        show.warn(warning)
 
 
 def _close(plan: "Plan", outcome: "Outcome") -> None:

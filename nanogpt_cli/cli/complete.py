@@ -25,3 +25,8 @@ def runs() -> list[str]:
 def data_sets() -> list[str]:
     """What is prepared here."""
     return sorted(folder.name for folder in Path("data").glob("*") if folder.is_dir())
+
+
+def presets_and_runs() -> list[str]:
+    """For `nanogpt mfu`."""
+    return [*presets(), *runs()]

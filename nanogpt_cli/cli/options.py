@@ -12,18 +12,22 @@ from nanogpt_cli.config.setting import Setting
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", bool: ""}
 
 
-def with_settings(*, resumed: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_settings(
+    *, only: tuple[str, ...] | None = None, resumed: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a command that takes `**flags`: every setting becomes an option, None where it is not given.
 
     Args:
-        resumed: a run goes on: help shows no defaults, since the run has its own, and lists what may change. The
+        only: the settings to take; all by default.
+        resumed: there is a run: help shows no defaults, since the run has its own, and lists what may change. The
             others are accepted all the same, so that the answer can say what the run has.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         given = inspect.signature(function, eval_str=True).parameters.values()
         own = [p.replace(kind=p.KEYWORD_ONLY) for p in given if p.kind is not p.VAR_KEYWORD]
-        parameters = own + [_parameter(known, resumed) for known in settings().values()]
+        names = only or tuple(settings())
+        parameters = own + [_parameter(settings()[name], resumed) for name in names]
         function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         function.__annotations__ = {p.name: p.annotation for p in parameters}
         return function

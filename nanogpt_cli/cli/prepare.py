@@ -87,7 +87,7 @@ def prepare(
         "separator": separator and separator.replace("\\n", "\n").replace("\\t", "\t"),
     }
     reading = {key: value for key, value in reading.items() if value is not None}
-    with _Shown() as shown:
+    with Shown() as shown:
         common: dict[str, Any] = {"name": name, "folder": data_dir, "tokenizer": tokenizer, "workers": workers}
         common |= {"force": force, "progress": shown}
         if entry is not None:
@@ -156,7 +156,7 @@ def _report(done: "Prepared", entry: "Entry | None", data_dir: Path | None, as_j
     print(f"\nNext: {line}")
 
 
-class _Shown:
+class Shown:
     """The library's progress on stderr: a bar on a terminal, else a line now and then."""
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class _Shown:
         self.began: tuple[float, float, int] | None = None  # time, share, tokens
         self.said = time.monotonic()
 
-    def __enter__(self) -> "_Shown":
+    def __enter__(self) -> "Shown":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -40,19 +40,24 @@ def number(value: float | None, form: str = ",.4g", unit: str = "") -> str:
 
 
 def groups(titled: Iterable[tuple[str, Iterable[Sequence[str]]]], *, stderr: bool) -> None:
-    """Titled groups of (label, value, reason): a plan, or the parts of a report."""
+    """The parts of a report, each a title over its rows."""
+    console = _console(stderr=stderr)
+    for title, lines in titled:
+        console.print(f"[bold]{_escaped(title)}[/]", highlight=False)
+        rows([(f"  {label}", *others) for label, *others in lines], stderr=stderr)
+
+
+def rows(lines: Iterable[Sequence[str]], *, stderr: bool) -> None:
+    """Rows of (label, value, reason): a plan, or a part of a report."""
     from rich.table import Table
 
-    console = _console(stderr=stderr)
-    for title, rows in titled:
-        table = Table.grid(padding=(0, 2), pad_edge=False)
-        table.add_column(style="cyan", no_wrap=True, min_width=14)
-        table.add_column()
-        table.add_column(style="dim")
-        for row in rows:
-            table.add_row(*map(_escaped, row))
-        console.print(f"[bold]{_escaped(title)}[/]", highlight=False)
-        console.print(table)
+    table = Table.grid(padding=(0, 2), pad_edge=False)
+    table.add_column(style="cyan", no_wrap=True, min_width=14)
+    table.add_column()
+    table.add_column(style="dim")
+    for line in lines:
+        table.add_row(*map(_escaped, line))
+    _console(stderr=stderr).print(table)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:

@@ -74,11 +74,13 @@ def _base_name(preset: str | None, config: Path | None, layered: Layered) -> str
 
 def _with_prepared_data(layered: Layered) -> Layered:
     """Make sure that the data set is there: a text file is prepared first, and so is a small one of the catalogue."""
+    from nanogpt_cli.cli.prepare import Shown
     from nanogpt_cli.data.prepare import ensure_prepared
 
     data = layered.config.data
     if data.data_dir is None:
-        name = ensure_prepared(data.dataset)
+        with Shown() as shown:
+            name = ensure_prepared(data.dataset, progress=shown)
         if name != data.dataset:
             layered.config = layered.config.replace("data", dataset=name)
     return layered

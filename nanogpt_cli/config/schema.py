@@ -15,77 +15,77 @@ from nanogpt_cli.config.setting import Section, Setting, fixed, setting, setting
 class DataSettings(Section):
     """Which tokens a run reads, and in which order."""
 
-    dataset: str = fixed("shakespeare_char", "data set: a name under data/, or a text file to prepare first")
-    data_dir: str | None = setting(None, "folder that holds train.bin and val.bin", derived="data/DATASET")
+    dataset: str = fixed("shakespeare_char", "Data set: a name under data/, or a text file to prepare first")
+    data_dir: str | None = setting(None, "Folder that holds train.bin and val.bin", derived="data/DATASET")
     sampling: Literal["shuffled", "random"] = fixed(
-        "shuffled", "every window once an epoch, or windows with replacement (nanoGPT's way)"
+        "shuffled", "Every window once an epoch, or windows with replacement (nanoGPT's way)"
     )
-    token_dtype: Literal["uint16", "uint32"] | None = fixed(None, "of bare token files", derived="uint16")
-    tokenizer: str | None = fixed(None, "what made bare token files, such as gpt2 or bytes", derived="gpt2")
+    token_dtype: Literal["uint16", "uint32"] | None = fixed(None, "Of bare token files", derived="uint16")
+    tokenizer: str | None = fixed(None, "What made bare token files, such as gpt2 or bytes", derived="gpt2")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(Section):
     """The architecture. The defaults are GPT-2's; every field but dropout is fixed for a run."""
 
-    n_layer: int = fixed(4, "transformer blocks", ge=1)
-    n_head: int = fixed(4, "attention heads a block", ge=1)
-    n_embd: int = fixed(128, "width of the residual stream", ge=1)
-    block_size: int = fixed(64, "context length", unit="tokens", ge=1)
+    n_layer: int = fixed(4, "Transformer blocks", ge=1)
+    n_head: int = fixed(4, "Attention heads a block", ge=1)
+    n_embd: int = fixed(128, "Width of the residual stream", ge=1)
+    block_size: int = fixed(64, "Context length", unit="tokens", ge=1)
     vocab_size: int | None = fixed(
-        None, "rows of the token table", derived="the data set's; 50,304 for GPT-2's BPE", ge=1
+        None, "Rows of the token table", derived="the data set's; 50,304 for GPT-2's BPE", ge=1
     )
-    bias: bool = fixed(True, "biases in linear layers and norms")
-    dropout: float = setting(0.0, "dropout probability", ge=0, lt=1)
-    activation: Literal["gelu_tanh", "gelu", "relu2"] = fixed("gelu_tanh", "activation of the MLP")
-    position: Literal["learned", "rotary"] = fixed("learned", "position encoding")
-    norm: Literal["layernorm", "rmsnorm"] = fixed("layernorm", "normalisation")
-    qk_norm: bool = fixed(False, "normalise queries and keys of every head")
-    embed_norm: bool = fixed(False, "normalise the embedding before the first block")
-    tie_weights: bool = fixed(True, "share the token table with the output head")
-    zero_init: bool = fixed(False, "start the projections back into the residual stream (and an untied head) at zero")
-    logit_softcap: float = fixed(0.0, "bound logits smoothly to +-this value; 0 is off", ge=0)
+    bias: bool = fixed(True, "Biases in linear layers and norms")
+    dropout: float = setting(0.0, "Dropout probability", ge=0, lt=1)
+    activation: Literal["gelu_tanh", "gelu", "relu2"] = fixed("gelu_tanh", "Activation of the MLP")
+    position: Literal["learned", "rotary"] = fixed("learned", "Position encoding")
+    norm: Literal["layernorm", "rmsnorm"] = fixed("layernorm", "Normalisation")
+    qk_norm: bool = fixed(False, "Normalise queries and keys of every head")
+    embed_norm: bool = fixed(False, "Normalise the embedding before the first block")
+    tie_weights: bool = fixed(True, "Share the token table with the output head")
+    zero_init: bool = fixed(False, "Start the projections back into the residual stream (and an untied head) at zero")
+    logit_softcap: float = fixed(0.0, "Bound logits smoothly to +-this value; 0 is off", ge=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimSettings(Section):
     """The optimizer and its schedule."""
 
-    optimizer: Literal["adamw", "muon"] = fixed("adamw", "adamw, or Muon for block matrices with AdamW for the rest")
-    learning_rate: float = setting(1e-3, "peak learning rate", gt=0)
-    min_lr: float | None = setting(None, "learning rate at the end of the decay", derived="learning_rate / 10", ge=0)
-    schedule: Literal["cosine", "linear", "constant"] = setting("cosine", "shape of the decay after warm-up")
+    optimizer: Literal["adamw", "muon"] = fixed("adamw", "AdamW, or Muon for block matrices with AdamW for the rest")
+    learning_rate: float = setting(1e-3, "Peak learning rate", gt=0)
+    min_lr: float | None = setting(None, "Learning rate at the end of the decay", derived="learning_rate / 10", ge=0)
+    schedule: Literal["cosine", "linear", "constant"] = setting("cosine", "Shape of the decay after warm-up")
     warmup_iters: int | None = setting(
-        None, "updates of linear warm-up", derived="max_iters / 20, at most 2,000; 0 with a constant schedule", ge=0
+        None, "Updates of linear warm-up", derived="max_iters / 20, at most 2,000; 0 with a constant schedule", ge=0
     )
-    lr_decay_iters: int | None = setting(None, "update at which the decay ends", derived="max_iters", ge=1)
-    weight_decay: float = setting(0.1, "decoupled weight decay of matrices; with muon, of block matrices", ge=0)
+    lr_decay_iters: int | None = setting(None, "Update at which the decay ends", derived="max_iters", ge=1)
+    weight_decay: float = setting(0.1, "Decoupled weight decay of matrices; with muon, of block matrices", ge=0)
     beta1: float = setting(0.9, "AdamW: decay of the first moment", ge=0, lt=1)
     beta2: float = setting(0.99, "AdamW: decay of the second moment", ge=0, lt=1)
     eps: float = setting(1e-8, "AdamW: added to the denominator", gt=0)
-    grad_clip: float = setting(1.0, "clip the gradient norm to this; 0 is off", ge=0)
+    grad_clip: float = setting(1.0, "Clip the gradient norm to this; 0 is off", ge=0)
     muon_lr: float = setting(0.02, "Muon: peak learning rate of block matrices", gt=0)
     muon_momentum: float = setting(0.95, "Muon: momentum", ge=0, lt=1)
-    embed_lr_scale: float = setting(1.0, "factor on the rate of the embeddings", gt=0)
-    head_lr_scale: float = setting(1.0, "factor on the rate of an untied head", gt=0)
+    embed_lr_scale: float = setting(1.0, "Factor on the rate of the embeddings", gt=0)
+    head_lr_scale: float = setting(1.0, "Factor on the rate of an untied head", gt=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings(Section):
     """How long, in which batches, and what is measured and saved on the way."""
 
-    init_from: str | None = fixed(None, "start from the weights of this MODEL instead of random ones")
-    batch_size: int = setting(12, "rows a micro-batch", unit="rows", ge=1)
-    gradient_accumulation_steps: int = setting(1, "micro-batches an update, over all ranks", ge=1)
-    max_iters: int = setting(2000, "updates in all", ge=1)
-    eval_interval: int = setting(250, "evaluate every so many updates", unit="updates", ge=1)
-    eval_iters: int = setting(20, "batches of each split an evaluation reads", ge=1)
-    log_interval: int = setting(10, "log every so many updates", unit="updates", ge=1)
-    save_interval: int | None = setting(None, "save every so many updates", derived="eval_interval", ge=1)
-    save_minutes: float = setting(10.0, "save at least this often; 0 is off", unit="minutes", ge=0)
-    keep_every: int = setting(0, "keep a milestone checkpoint every so many updates; 0 is off", ge=0)
-    keep_previous: bool = setting(True, "keep the checkpoint before the last one")
-    seed: int = fixed(1337, "key of everything random", ge=0)
+    init_from: str | None = fixed(None, "Start from the weights of this MODEL instead of random ones")
+    batch_size: int = setting(12, "Rows a micro-batch", unit="rows", ge=1)
+    gradient_accumulation_steps: int = setting(1, "Micro-batches an update, over all ranks", ge=1)
+    max_iters: int = setting(2000, "Updates in all", ge=1)
+    eval_interval: int = setting(250, "Evaluate every so many updates", unit="updates", ge=1)
+    eval_iters: int = setting(20, "Batches of each split an evaluation reads", ge=1)
+    log_interval: int = setting(10, "Log every so many updates", unit="updates", ge=1)
+    save_interval: int | None = setting(None, "Save every so many updates", derived="eval_interval", ge=1)
+    save_minutes: float = setting(10.0, "Save at least this often; 0 is off", unit="minutes", ge=0)
+    keep_every: int = setting(0, "Keep a milestone checkpoint every so many updates; 0 is off", ge=0)
+    keep_previous: bool = setting(True, "Keep the checkpoint before the last one")
+    seed: int = fixed(1337, "Key of everything random", ge=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,25 +94,25 @@ class SystemSettings(Section):
 
     device: str = setting(
         "auto",
-        "auto, cpu, cuda, cuda:N or mps",
+        "Where to compute: auto, cpu, cuda, cuda:N or mps",
         pattern=r"auto|cpu|cuda(:[0-9]{1,3})?|mps",
         pattern_text="auto, cpu, cuda, cuda:N or mps",
     )
-    gpus: int = setting(1, "processes on this machine, one a GPU", ge=1)
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto", "number format of matrix products")
-    compile: Literal["auto", "on", "off"] = setting("auto", "torch.compile")
-    deterministic: bool = setting(False, "bit-identical resume on CUDA too, at some cost (CPU runs always are)")
-    backend: Literal["auto", "nccl", "gloo"] = setting("auto", "how processes talk")
-    parallel: Literal["ddp", "fsdp"] = setting("ddp", "replicate the model, or shard it")
-    peak_tflops: Literal["auto"] | float = setting("auto", "peak of one device for MFU", unit="TFLOP/s", gt=0)
+    gpus: int = setting(1, "Processes on this machine, one a GPU", ge=1)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting("auto", "Number format of matrix products")
+    compile: Literal["auto", "on", "off"] = setting("auto", "Compile the model with torch.compile")
+    deterministic: bool = setting(False, "Bit-identical resume on CUDA too, at some cost (CPU runs always are)")
+    backend: Literal["auto", "nccl", "gloo"] = setting("auto", "How processes talk")
+    parallel: Literal["ddp", "fsdp"] = setting("ddp", "Replicate the model, or shard it")
+    peak_tflops: Literal["auto"] | float = setting("auto", "Peak of one device for MFU", unit="TFLOP/s", gt=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings(Section):
     """Where metrics go besides logs/metrics.jsonl."""
 
-    tensorboard: bool = setting(False, "write TensorBoard events (extra: tensorboard)")
-    wandb: bool = setting(False, "log to Weights & Biases (extra: wandb)")
+    tensorboard: bool = setting(False, "Write TensorBoard events (extra: tensorboard)")
+    wandb: bool = setting(False, "Log to Weights & Biases (extra: wandb)")
     wandb_project: str = setting("nanogpt", "W&B project")
     wandb_run_name: str | None = setting(None, "W&B run name", derived="the run's name")
 

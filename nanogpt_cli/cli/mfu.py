@@ -1,0 +1,244 @@
+"""`nanogpt mfu`: how fast a recipe or a run trains on this machine, and how large it is."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nanogpt_cli.cli import complete, show
+from nanogpt_cli.cli.options import with_settings
+from nanogpt_cli.config.layers import Layer, combine, flag_layer
+from nanogpt_cli.config.presets import preset_layer, preset_names
+from nanogpt_cli.config.schema import Config, ModelSettings
+from nanogpt_cli.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from nanogpt_cli.data.token_files import DataSet
+    from nanogpt_cli.runs.directory import RunDirectory
+    from nanogpt_cli.training.device import Compute
+    from nanogpt_cli.training.measure import Measurement
+
+SETTINGS = ("batch_size", "block_size", "optimizer", "device", "dtype", "compile", "deterministic", "peak_tflops")
+FULL_TABLE = 50304  # GPT-2's vocabulary, padded: what a data set of the catalogue has if it is not read by characters
+CHARACTERS = 65  # of Shakespeare
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured."""
+
+    title: str
+    config: Config
+    architecture: ModelSettings  # with vocab_size set
+    data_set: "DataSet | None"
+
+
+@with_settings(only=SETTINGS, resumed=True)
+def mfu(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="PRESET | RUN", help="What to measure.", autocompletion=complete.presets_and_runs),
+    ],
+    sweep: Annotated[bool, typer.Option("--sweep", help="Measure batch sizes 1, 2, 4... until memory ends.")] = False,
+    profile: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write a trace of a few updates to DIR/trace.json.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    **flags: Any,
+) -> None:
+    """Measure the speed of training, as a share of what the device can do.
+
+    A name is a preset first, then a run in runs/. FLOPs are counted by PaLM's formula, 6N + 12LHQT a token. Nothing is
+    read but the data set, if it is there, and nothing is written.
+
+    JSON: an object with subject, device, dtype, compile, peak_tflops, peak_source, measured (a list, one object a batch
+    size: batch_size, step_ms, tokens_per_s, tflops, mfu, memory_gib, stages_ms...) and sizing; unknown values are null.
+    """
+    subject = _find(what, flag_layer(flags))
+    from nanogpt_cli.training.measure import compute_for, largest_batch, measure
+    from nanogpt_cli.training.measure import profile as trace
+    from nanogpt_cli.training.measure import sweep as measured_at_all
+    from nanogpt_cli.training.plan import find_peak
+
+    config, architecture = subject.config, subject.architecture
+    compute = compute_for(config, architecture)
+    compute.prepare()
+    peak = find_peak(config, compute)
+    show.say(
+        f"{subject.title} on {compute.describe()}, {compute.dtype_name}, compile {'on' if compute.compile else 'off'}"
+    )
+    batch_size = config.train.batch_size
+    if compute.device.type != "cuda" and flags["batch_size"] is None:
+        batch_size = min(batch_size, largest_batch(config, architecture, compute))
+        if batch_size < config.train.batch_size:
+            show.say(f"batch size {batch_size} instead of {config.train.batch_size}: more may not fit into memory")
+    known = None if peak is None else peak[0]
+    if sweep:
+        found = list(measured_at_all(config, architecture, compute, peak=known))
+    else:
+        data = subject.data_set
+        found = [measure(config, architecture, compute, batch_size=batch_size, peak=known, data_set=data)]
+    if profile is not None:
+        path = trace(config, architecture, compute, batch_size=batch_size, folder=profile)
+        show.say(f"trace: {path} (open it in ui.perfetto.dev)")
+    _print(subject, compute, peak, found, as_json=json)
+
+
+def _find(what: str, changes: Layer) -> Subject:
+    """A preset by name, else a run by path or name.
+
+    Raises:
+        UserError: neither; names the nearest of both.
+    """
+    from nanogpt_cli.runs.directory import RUNS, RunDirectory, find_run, list_runs
+
+    presets = preset_names()
+    if what.replace("-", "_") in presets and not RunDirectory(Path(what)).config.exists():
+        layer = preset_layer(what)
+        return _subject(layer.origin, combine(layer, changes).config, None)
+    runs = [run.name for run in list_runs()]
+    if not Path(what).exists() and what.replace("_", "-") not in [name.replace("_", "-") for name in runs]:
+        near = did_you_mean(what, [*presets, *runs])
+        there = f"presets: {', '.join(presets)}; runs in {RUNS}/: {', '.join(runs) or 'none'}"
+        raise UserError(f"{what}: neither a preset nor a run.{near} There are {there}.")
+    run = find_run(what)
+    from nanogpt_cli.runs.directory import read_config
+
+    layer = Layer(str(run.config), read_config(run))
+    return _subject(f"run {run.path}", combine(layer, changes).config, run)
+
+
+def _subject(title: str, config: Config, run: "RunDirectory | None") -> Subject:
+    import dataclasses
+
+    from nanogpt_cli.config.derived import data_folder
+    from nanogpt_cli.data.token_files import open_data_set
+
+    folder, data = data_folder(config), config.data
+    data_set = None
+    if folder.is_dir():
+        data_set = open_data_set(folder, token_dtype=data.token_dtype, tokenizer=data.tokenizer)
+    architecture = config.model
+    if run is not None and run.checkpoint.exists():
+        from nanogpt_cli.training.checkpoints import load_checkpoint
+
+        saved = ModelSettings(**load_checkpoint(run.checkpoint)["architecture"])
+        architecture = dataclasses.replace(saved, block_size=config.model.block_size)
+    if architecture.vocab_size is None:
+        rows = data_set.vocab_size if data_set else _usual_vocabulary(config.data.dataset)
+        architecture = dataclasses.replace(architecture, vocab_size=rows)
+    return Subject(title, config, architecture, data_set)
+
+
+def _usual_vocabulary(dataset: str) -> int:
+    from nanogpt_cli.data import catalogue
+
+    entry = catalogue.find(dataset)
+    rows = CHARACTERS if entry is not None and entry.tokenizer == "char" else FULL_TABLE
+    show.say(f"{dataset} is not prepared here: taking a vocabulary of {rows:,}")
+    return rows
+
+
+def _print(
+    subject: Subject, compute: "Compute", peak: tuple[float, str] | None, found: "list[Measurement]", *, as_json: bool
+) -> None:
+    sizing = _sizing(subject, compute, found[-1].batch_size)
+    if as_json:
+        show.document(
+            {
+                "subject": subject.title,
+                "device": compute.describe(),
+                "dtype": compute.dtype_name,
+                "compile": compute.compile,
+                "deterministic": compute.deterministic,
+                "peak_tflops": peak and peak[0] / 1e12,
+                "peak_source": peak and peak[1],
+                "measured": [_as_json(one) for one in found],
+                "sizing": sizing,
+            }
+        )
+        return
+    if len(found) > 1:
+        columns = ["batch size", "ms a micro-step", "ms an update", "tokens/s", "TFLOP/s", "MFU", "memory GiB"]
+        show.table(columns, [_row(one) for one in found], left=0)
+    else:
+        show.groups([("speed", _speed(found[0], peak))], stderr=False)
+    show.groups(_sizing_groups(sizing), stderr=False)
+
+
+def _row(one: "Measurement") -> list[str]:
+    numbers = [f"{one.batch_size}", f"{one.micro_ms:,.1f}", f"{one.step_ms:,.1f}", f"{one.tokens_per_s:,.0f}"]
+    return [*numbers, f"{one.flops_per_s / 1e12:.3g}", show.number(one.mfu, ".1%"), show.number(one.memory_gib, ".2f")]
+
+
+def _speed(one: "Measurement", peak: tuple[float, str] | None) -> list[tuple[str, str, str]]:
+    of_peak = f"of {peak[0] / 1e12:.4g} TFLOP/s, {peak[1]}" if peak else "no peak known; --peak-tflops sets it"
+    parts = f"{one.micro_steps} x {one.micro_ms:,.1f} ms (spread {one.spread:.0%}) + optimizer"
+    rows = [
+        ("update", f"{one.step_ms:,.1f} ms", parts),
+        ("tokens/s", f"{one.tokens_per_s:,.0f}", f"{one.tokens_per_step:,} tokens an update"),
+        ("speed", f"{one.flops_per_s / 1e12:.4g} TFLOP/s", "6N + 12LHQT FLOPs a token"),
+        ("MFU", show.number(one.mfu, ".1%"), of_peak),
+        ("memory", show.number(one.memory_gib, ".2f", " GiB"), "peak of this process"),
+    ]
+    for name, value in one.stages.items():
+        share = "the data set is not here" if value is None else f"{value / one.step_ms:.0%} of an update"
+        rows.append(
+            (name, show.number(value, ",.1f", " ms"), f"{share}, read ahead" if name == "data" and value else share)
+        )
+    return rows
+
+
+def _as_json(one: "Measurement") -> dict[str, Any]:
+    return {
+        "batch_size": one.batch_size,
+        "micro_steps": one.micro_steps,
+        "tokens_per_step": one.tokens_per_step,
+        "micro_ms": one.micro_ms,
+        "spread": one.spread,
+        "step_ms": one.step_ms,
+        "tokens_per_s": one.tokens_per_s,
+        "tflops": one.flops_per_s / 1e12,
+        "mfu": one.mfu,
+        "memory_gib": one.memory_gib,
+        "stages_ms": one.stages,
+    }
+
+
+def _sizing(subject: Subject, compute: "Compute", batch_size: int) -> dict[str, Any]:
+    """Parameters, FLOPs a token, and bytes of a checkpoint and of memory, by part."""
+    from nanogpt_cli.model.flops import checkpoint_bytes, flops_per_token, memory_estimate, parameter_table
+
+    a, optimizer = subject.architecture, subject.config.optim.optimizer
+    return {
+        "parameters": parameter_table(a),
+        "flops_per_token": {"palm": flops_per_token(a), "causal": flops_per_token(a, causal=True)},
+        "checkpoint_bytes": checkpoint_bytes(a, optimizer),
+        "memory_bytes": memory_estimate(a, batch_size, optimizer, compute.dtype_name),
+        "batch_size": batch_size,
+    }
+
+
+def _sizing_groups(sizing: dict[str, Any]) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    def rows(table: dict[str, int], unit: float, form: str, suffix: str) -> list[tuple[str, str, str]]:
+        total = sum(table.values())
+        parts = [(k, f"{v / unit:{form}}{suffix}", f"{v / total:.1%}") for k, v in table.items()]
+        return [*parts, ("in all", f"{total / unit:{form}}{suffix}", "")]
+
+    flops = sizing["flops_per_token"]
+    return [
+        ("parameters", rows(sizing["parameters"], 1, ",.0f", "")),
+        (
+            "FLOPs a token",
+            [
+                ("PaLM", f"{flops['palm'] / 1e6:,.1f} M", "6N + 12LHQT, what MFU counts"),
+                ("causal", f"{flops['causal'] / 1e6:,.1f} M", "6N + 6LHQT, only what a causal mask leaves"),
+            ],
+        ),
+        ("checkpoint", rows(sizing["checkpoint_bytes"], 2**20, ",.1f", " MiB")),
+        (
+            f"memory at batch size {sizing['batch_size']}, estimated",
+            rows(sizing["memory_bytes"], 2**20, ",.1f", " MiB"),
+        ),
+    ]

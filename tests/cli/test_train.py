@@ -1,0 +1,186 @@
+"""train and resume as a user types them: names of runs, layers, --or-resume, own text, and what they print where."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanogpt_cli.cli import main
+from nanogpt_cli.config.layers import Layer, combine, read_toml
+
+Shell = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    """Type a line in a folder of its own: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def typed(*line: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main.run([str(word) for word in line])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return typed
+
+
+@pytest.fixture
+def tiny(tiny_settings: Callable[..., dict[str, Any]]) -> Callable[..., list[str]]:
+    """The flags of a tiny run, in nanoGPT's spelling; data from data/tiny of the current folder."""
+
+    def flags(**changes: Any) -> list[str]:
+        settings = {**tiny_settings(), **changes}
+        del settings["data_dir"]
+        return [f"--{name}={value}" for name, value in settings.items() if value is not None]
+
+    return flags
+
+
+def config_of(run: str) -> Any:
+    return combine(Layer(run, read_toml(Path(run) / "config.toml"))).config
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_dry_run_shows_the_plan_and_makes_nothing(shell: Shell, tiny: Callable[..., list[str]], tmp_path: Path) -> None:
+    before = files(tmp_path)
+    code, out, err = shell("train", "--dry-run", *tiny())
+    assert (code, out) == (0, "")
+    assert "runs/tiny" in err
+    assert "4 rows x 1 micro-steps x 1 ranks x 16 tokens" in err
+    assert files(tmp_path) == before
+    assert not Path("runs").exists()
+
+
+def test_a_run_ends_with_a_sample_on_stdout_and_words_on_stderr(shell: Shell, tiny: Callable[..., list[str]]) -> None:
+    code, out, err = shell("train", *tiny())
+    assert code == 0
+    assert len(out) > 100  # the sample, in characters of the data
+    assert set(out) <= set(Path("data/tiny/meta.toml").read_text(encoding="utf-8"))
+    assert "runs/tiny is finished: 8 updates" in err
+    assert "over all 509 validation tokens" in err
+    assert "nanogpt resume runs/tiny --max-iters 16" in err
+    assert {"config.toml", "tokenizer.toml", "ckpt.pt", "best.pt", "logs"} <= {
+        p.name for p in Path("runs/tiny").iterdir()
+    }
+
+
+NAMES = [
+    (["--dataset=tiny"], "runs/tiny"),
+    (["--preset=nanogpt_cpu", "--dataset=tiny"], "runs/nanogpt_cpu-tiny"),
+    (["--preset=nanogpt-cpu", "--dataset=tiny", "--config=mine.toml"], "runs/mine"),
+    (["--dataset=tiny", "--run=elsewhere/x"], "elsewhere/x"),
+    (["--data-dir=data/tiny"], "runs/tiny"),
+]
+
+
+@pytest.mark.parametrize(("line", "path"), NAMES, ids=lambda x: " ".join(x) if isinstance(x, list) else "")
+def test_names_of_runs(shell: Shell, tiny_data: Path, line: list[str], path: str) -> None:
+    Path("mine.toml").write_text("[train]\nseed = 3\n", encoding="utf-8")
+    code, _, err = shell("train", "--dry-run", "--peak-tflops=1", *line)
+    assert code == 0
+    assert f"{path} " in err
+
+
+def test_a_second_run_takes_a_free_name_and_a_taken_one_is_refused(
+    shell: Shell, tiny: Callable[..., list[str]]
+) -> None:
+    Path("runs/tiny").mkdir(parents=True)
+    Path("runs/tiny/config.toml").write_text("", encoding="utf-8")
+    assert "runs/tiny-2 " in shell("train", "--dry-run", *tiny())[2]
+    code, out, err = shell("train", "--run", "runs/tiny", *tiny())
+    assert (code, out) == (2, "")
+    assert "nanogpt resume runs/tiny" in err
+    assert "--or-resume" in err
+    assert "another --run" in err
+
+
+def test_layers_do_not_depend_on_their_order(shell: Shell, tiny_data: Path) -> None:
+    Path("mine.toml").write_text("[train]\nbatch_size = 7\nseed = 3\n", encoding="utf-8")
+    words = ["--batch-size=5", "--config=mine.toml", "--preset=nanogpt_cpu", "--dataset=tiny", "--peak-tflops=1"]
+    plans = {shell("train", "--dry-run", *order)[2] for order in (words, words[::-1])}
+    assert len(plans) == 1
+    assert "5 rows x 1" in plans.pop()
+
+
+def test_or_resume_starts_continues_and_refuses(shell: Shell, tiny: Callable[..., list[str]]) -> None:
+    line = ["train", "--or-resume", *tiny(max_iters=4)]
+    assert shell(*line)[0] == 0
+    code, out, err = shell(*line)
+    assert (code, out) == (0, "")
+    assert "runs/tiny is finished: 4 updates" in err
+    code, _, err = shell("train", "--or-resume", *tiny(max_iters=6))
+    assert code == 0
+    assert config_of("runs/tiny").train.max_iters == 6
+    assert "runs/tiny is finished: 6 updates" in err
+    before = files(Path("runs"))
+    code, _, err = shell("train", "--or-resume", *tiny(n_layer=2))
+    assert code == 2
+    assert "runs/tiny holds another run: n_layer" in err
+    assert files(Path("runs")) == before
+
+
+def test_resume_needs_no_flags_and_says_when_there_is_nothing_to_do(
+    shell: Shell, tiny: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell("train", *tiny())[0] == 0
+    monkeypatch.chdir("/")
+    code, out, err = shell("resume", tmp_path / "runs/tiny")
+    assert (code, out) == (0, "")
+    run = f"{tmp_path}/runs/tiny"
+    assert err == f"{run} is finished: 8 updates. To extend it: nanogpt resume {run} --max-iters N\n"
+    code, out, err = shell("resume", tmp_path / "runs/tiny", "--max_iters=10", "--learning_rate=2e-3")
+    assert code == 0
+    assert "note: changed learning_rate: 0.001 -> 0.002" in err
+    assert "is finished: 10 updates" in err
+
+
+def test_resume_refuses_what_belongs_to_the_run(shell: Shell, tiny: Callable[..., list[str]]) -> None:
+    assert shell("train", *tiny())[0] == 0
+    before = files(Path("runs"))
+    for flag, word in [
+        ("--n-layer=2", "n_layer = 2"),
+        ("--seed=1", "seed = 1"),
+        ("--optimizer=muon", "optimizer = muon"),
+    ]:
+        code, _, err = shell("resume", "tiny", flag)
+        assert code == 2
+        assert word in err
+        assert "start a new run" in err
+    assert shell("resume", "tiny", "--checkpoint=ckpt.pt")[0] == 2
+    assert shell("resume", "tiny", "--run=runs/tiny")[0] == 2
+    assert files(Path("runs")) == before
+
+
+def test_a_fork_leaves_the_run_as_it_is(shell: Shell, tiny: Callable[..., list[str]]) -> None:
+    assert shell("train", *tiny(keep_every=4))[0] == 0
+    before = files(Path("runs/tiny"))
+    code, _, err = shell("resume", "tiny", "--checkpoint=ckpt-000004.pt", "--run=runs/fork")
+    assert code == 0
+    assert "runs/fork is finished: 8 updates" in err
+    assert files(Path("runs/tiny")) == before
+
+
+def test_own_text_is_prepared_first(shell: Shell, tiny: Callable[..., list[str]]) -> None:
+    Path("verse.txt").write_text("so much depends upon a red wheel barrow\n" * 50, encoding="utf-8")
+    code, _, err = shell("train", "--dry-run", *tiny(dataset="verse.txt"))
+    assert code == 0
+    assert "runs/verse " in err
+    assert Path("data/verse/meta.toml").exists()
+
+
+def test_a_large_missing_data_set_is_not_fetched_unasked(shell: Shell) -> None:
+    code, out, err = shell("train", "--preset", "gpt2", "--dry-run")
+    assert (code, out) == (2, "")
+    assert "nanogpt prepare openwebtext" in err
+    assert not Path("data").exists()
+
+
+def test_non_finite_numbers_end_with_3(shell: Shell, tiny: Callable[..., list[str]]) -> None:
+    code, out, err = shell("train", *tiny(learning_rate=1e30, grad_clip=0, warmup_iters=0, schedule="constant"))
+    assert (code, out) == (3, "")
+    assert "error: Stopped: the " in err
