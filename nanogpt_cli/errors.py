@@ -5,6 +5,7 @@ class NanogptError(Exception):
     """Something failed while running. The message is shown as it stands, without a traceback."""
 
     exit_code = 1
+    shared = False  # whether every process of a run raises it: then one of them tells the user
 
 
 class UserError(NanogptError):
@@ -17,10 +18,13 @@ class NonFiniteError(NanogptError):
     """Training met NaN or infinity; nothing non-finite was saved."""
 
     exit_code = 3
+    shared = True
 
 
 class StoppedError(NanogptError):
     """A signal ended the work after everything worth keeping was saved."""
+
+    shared = True
 
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)

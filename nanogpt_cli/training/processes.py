@@ -1,15 +1,26 @@
-"""The processes of one run: who this one is, and what they do together. One process is the plain case."""
+"""The processes of one run: how they join, and what they do together. One process is the plain case."""
 
 import contextlib
-import os
+import socket
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from nanogpt_cli.config.schema import SystemSettings
+from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.training.device import Compute
+from nanogpt_cli.training.place import Place
+
+T = TypeVar("T")
+
+# a process that died is noticed at once; this is for one that hangs, and longer than any save by rank 0 takes
+PATIENCE = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -17,8 +28,8 @@ class Processes:
     """This process among `world_size`; rank 0 writes, prints and decides by the clock."""
 
     rank: int = 0
-    local_rank: int = 0
     world_size: int = 1
+    group: dist.ProcessGroup | None = None  # what tensors on the device go through; words always go through gloo
 
     @property
     def main(self) -> bool:
@@ -33,7 +44,7 @@ class Processes:
     def sum(self, tensor: Tensor) -> Tensor:
         """Add up over the ranks, in place."""
         if self.several:
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def barrier(self) -> None:
@@ -41,12 +52,48 @@ class Processes:
         if self.several:
             dist.barrier()
 
+    def from_main(self, value: T) -> T:
+        """What rank 0 gave, on every rank; plain values only."""
+        if not self.several:
+            return value
+        held = [value]
+        dist.broadcast_object_list(held, src=0)
+        return held[0]
+
+    def agree(self, problem: NanogptError | None) -> None:
+        """Raise on every rank if one of them has a problem: the first one's, which only rank 0 need tell."""
+        found: list[Any] = [None] * self.world_size
+        if self.several:
+            dist.all_gather_object(found, (socket.gethostname(), problem))
+        elif problem is not None:
+            raise problem
+        for rank, (host, error) in enumerate(found if self.several else []):
+            if error is not None:
+                shared = type(error)(str(error) if rank == 0 else f"rank {rank} on {host}: {error}")
+                shared.shared = True
+                raise shared
+
+    def on_device(self, compute: Compute, backend: str) -> "Processes":
+        """The same processes with a way for tensors on the device, "nccl" or "gloo"."""
+        if not self.several or backend == "gloo":
+            return self
+        torch.cuda.set_device(compute.device)
+        return replace(self, group=dist.new_group(backend=backend, timeout=PATIENCE))
+
     def wrap(self, model: nn.Module, compute: Compute) -> nn.Module:
         """The module to call in training: gradients are averaged over the ranks."""
         if not self.several:
             return model
         ids = [compute.device.index] if compute.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(model, device_ids=ids)
+        return nn.parallel.DistributedDataParallel(
+            model, device_ids=ids, process_group=self.group, gradient_as_bucket_view=True
+        )
+
+    def leave(self) -> None:
+        """Part from the others, when all are done: who goes first must not look like one that died."""
+        if self.several:
+            dist.barrier()
+            dist.destroy_process_group()
 
 
 @contextlib.contextmanager
@@ -62,12 +109,109 @@ def gradient_sync(model: nn.Module, *, last: bool) -> Iterator[None]:
             yield
 
 
-def join(backend: str) -> Processes:
-    """Join the process group that the launcher described in the environment; a lone process needs none."""
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size == 1:
-        return Processes()
-    if backend == "auto":
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend)
-    return Processes(dist.get_rank(), int(os.environ["LOCAL_RANK"]), world_size)
+def check_processes(system: SystemSettings, device: torch.device, processes: int, highest_index: int) -> str:
+    """The backend of a run with that many processes on this machine: "nccl" or "gloo".
+
+    Args:
+        highest_index: of the GPUs that processes here use.
+
+    Raises:
+        UserError: there are not so many devices, or no such backend.
+    """
+    if device.type == "mps" and processes > 1:
+        raise UserError(f"--gpus {processes}: there is one Apple GPU. Use --gpus 1, or --device cpu.")
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if highest_index >= count:
+            raise UserError(
+                f"--gpus {processes}: this machine has {count} CUDA device{'s' * (count > 1)}. "
+                f"Use --gpus {count}{' or fewer' * (count > 1)}; --device cpu takes any number."
+            )
+        if processes > 1 and system.device != "cuda" and system.device != "auto":
+            raise UserError(f"--device {system.device} names one GPU, --gpus asks for {processes}: use --device cuda.")
+    nccl = device.type == "cuda" and dist.is_nccl_available()  # builds for Windows have none
+    if system.backend == "nccl" and not nccl:
+        raise UserError(f"--backend nccl: not to be had on {device.type} with this torch build. Use --backend auto.")
+    return "nccl" if nccl and system.backend != "gloo" else "gloo"
+
+
+def join(place: Place, timeout: float) -> Processes:
+    """Join the other ranks, which must all come within `timeout` seconds.
+
+    Raises:
+        UserError: some did not come (named), or rank 0's port is taken.
+    """
+    store = _meet(place, timeout)
+    dist.init_process_group(
+        "gloo", store=store, rank=place.rank, world_size=place.world_size, timeout=timedelta(seconds=timeout)
+    )
+    dist.distributed_c10d._set_pg_timeout(PATIENCE, dist.group.WORLD)
+    return Processes(place.rank, place.world_size)
+
+
+def _meet(place: Place, timeout: float) -> dist.Store:
+    """A store that every rank has reached."""
+    deadline = time.monotonic() + timeout
+    hosts = place.rank == 0 and not place.agent_store
+    if not hosts:
+        _await_listener(place, timeout)
+    try:
+        tcp = dist.TCPStore(
+            place.address,
+            place.port,
+            is_master=hosts,
+            timeout=timedelta(seconds=max(1.0, deadline - time.monotonic())),
+            wait_for_workers=False,
+        )
+    except dist.DistNetworkError as error:
+        if not hosts:
+            raise
+        raise UserError(
+            f"port {place.port} on this machine, where the processes are to meet, is taken or closed "
+            f"({_first_line(error)}). Choose another: --rdzv-endpoint HOST:PORT, or MASTER_PORT with torchrun and srun."
+        ) from None
+    store = dist.PrefixStore(place.attempt, tcp)
+    keys = [f"rank {rank}" for rank in range(place.world_size)]
+    store.set(keys[place.rank], socket.gethostname())
+    while not store.check(keys):
+        if time.monotonic() > deadline:
+            raise _missing([rank for rank, key in enumerate(keys) if not store.check([key])], place, timeout)
+        time.sleep(0.05)
+    return store
+
+
+def _await_listener(place: Place, timeout: float) -> None:
+    """Try until somebody listens where the ranks are to meet; torch's own tries fill the screen."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((place.address, place.port), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"rank {place.rank} found nobody at {place.address}:{place.port} in {timeout:g} s ({error}). "
+                    "Start the command on machine 0 too, and name it in --rdzv-endpoint as this machine can reach it; "
+                    "--rdzv-timeout waits longer."
+                ) from None
+        time.sleep(0.2)
+
+
+def _missing(ranks: list[int], place: Place, timeout: float) -> UserError:
+    machines = sorted({rank // place.local_size for rank in ranks})
+    error = UserError(
+        f"{place.world_size - len(ranks)} of {place.world_size} processes met at {place.address}:{place.port} "
+        f"in {timeout:g} s; missing: rank {', '.join(map(str, ranks))} (machine {', '.join(map(str, machines))}). "
+        "Start the same command on every machine, each with its own --node-rank; --rdzv-timeout waits longer."
+    )
+    error.shared = 0 not in ranks
+    return error
+
+
+def lost_contact(error: BaseException) -> bool:
+    """Whether an error only says that another process has gone: that one's own error is the one to read."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
