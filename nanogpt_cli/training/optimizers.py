@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from nanogpt_cli.config.schema import OptimSettings
+from nanogpt_cli.training.sharding import own, own_rows, whole
 
 QKV = "attn.c_attn.weight"  # three matrices stacked: Muon orthogonalises each on its own
 EMBEDDINGS = ("wte.", "wpe.")
@@ -30,7 +31,7 @@ def is_block_matrix(name: str, parameter: Tensor) -> bool:
 
 
 class Optimizer:
-    """Updates the parameters of a bare model.
+    """Updates the parameters of a bare model, or this rank's chunks of a sharded one.
 
     AdamW (Loshchilov & Hutter, 2019) decays matrices only. With `optimizer = "muon"` block matrices are updated, and
     alone decayed, by Muon (Jordan et al., 2024).
@@ -38,7 +39,8 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, settings: OptimSettings, device: torch.device) -> None:
         self.device = device
-        self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
+        self.owners: dict[str, nn.Parameter] = dict(model.named_parameters())
+        self.parameters = {n: p if own(p) is p else nn.Parameter(own(p)) for n, p in self.owners.items()}
         by_muon = settings.optimizer == "muon"
         matrices = {n: p for n, p in self.parameters.items() if by_muon and is_block_matrix(n, p)}
         self.slices = {n: _slices(n, p) for n, p in matrices.items()}
@@ -71,13 +73,18 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
-        for parameter in self.parameters.values():
+        for parameter in (*self.owners.values(), *self.parameters.values()):
             parameter.grad = None
         for part in self._parts():
             part.leaf.grad = None
 
     def take_gradients(self) -> None:
-        """Show Muon its slices of the gradients; call it when they are complete and before they are unscaled."""
+        """Show the optimizers their parts of the gradients; call it when these are complete, before they are unscaled."""
+        for name, owner in self.owners.items():
+            chunk = self.parameters[name]
+            if chunk is not owner:
+                assert owner.grad is not None
+                chunk.data, chunk.grad = own(owner), own(owner.grad)
         for part in self._parts():
             assert part.owner.grad is not None
             part.leaf.grad = part.owner.grad[part.rows]
@@ -108,8 +115,15 @@ class Optimizer:
             tensor.copy_(torch.where(skip > 0, old, tensor))
 
     def state_by_name(self) -> dict[str, NamedState]:
-        """{"adamw": {parameter: {exp_avg, exp_avg_sq, step}}, "muon": {parameter: {momentum_buffer}}}."""
-        adamw = {n: dict(self.adamw.state[p]) for n, p in self.parameters.items() if p in self.adamw.state}
+        """{"adamw": {parameter: {exp_avg, exp_avg_sq, step}}, "muon": {parameter: {momentum_buffer}}}.
+
+        Moments of a sharded model are whole on rank 0 only; every rank must call this.
+        """
+        adamw = {
+            n: {key: whole(value, self.owners[n]) if value.ndim else value for key, value in self.adamw.state[p].items()}
+            for n, p in self.parameters.items()
+            if p in self.adamw.state
+        }
         muon: NamedState = {}
         if self.muon is not None:
             for name, parts in self.slices.items():
@@ -123,8 +137,11 @@ class Optimizer:
             KeyError: a parameter of the state does not exist here.
         """
         for name, moments in state["adamw"].items():
-            parameter = self.parameters[name]
-            self.adamw.state[parameter] = {key: self._placed(value, parameter) for key, value in moments.items()}
+            parameter, owner = self.parameters[name], self.owners[name]
+            self.adamw.state[parameter] = {
+                key: self._placed(own_rows(value, owner) if value.ndim else value, parameter)
+                for key, value in moments.items()
+            }
         if self.muon is not None:
             for name, moments in state["muon"].items():
                 for part in self.slices[name]:
