@@ -104,7 +104,10 @@ def nanogpt(corpus: Path, workers: int, folder: Path, clone: Path) -> tuple[floa
     shutil.rmtree(cache, ignore_errors=True)
     script = script.replace(LOAD, f'load_dataset("json", data_files={str(corpus)!r}, cache_dir={str(cache)!r})')
     target = folder / "prepare.py"
-    target.write_text(script.replace("num_proc = 8", f"num_proc = {workers}"), encoding="utf-8")
+    script = script.replace("num_proc = 8", f"num_proc = {workers}")
+    # it parts every split into 1024 portions and fails where there are fewer documents
+    script = script.replace("total_batches = 1024", "total_batches = min(1024, len(dset))")
+    target.write_text(script, encoding="utf-8")
     return watched([sys.executable, str(target)], folder)
 
 

@@ -1,13 +1,17 @@
 """What all tests share: a tiny data set of our own making, and runs on it that take a fraction of a second."""
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import tomli_w
+
+if TYPE_CHECKING:
+    from nanogpt_cli.data.tokenizers import Tokenizer
 
 TEXT = "To be, or not to be, that is the question:\nWhether 'tis nobler in the mind to suffer\n" * 60
 
@@ -18,6 +22,21 @@ def few_threads() -> None:
     import torch
 
     torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def gpt2() -> "Tokenizer":
+    """GPT-2's BPE, its files in the user's own cache and in the environment of every command a test starts."""
+    from nanogpt_cli.data.tokenizers import get_tokenizer
+    from nanogpt_cli.errors import NanogptError
+
+    os.environ.pop("TIKTOKEN_CACHE_DIR", None)  # what an earlier test set lies in its own folder
+    tokenizer = get_tokenizer("gpt2")
+    try:
+        tokenizer.byte_lengths()
+    except NanogptError as error:
+        pytest.skip(f"GPT-2's BPE is neither cached nor to be had: {error}")
+    return tokenizer
 
 
 def write_data_set(folder: Path, text: str = TEXT) -> Path:

@@ -51,6 +51,12 @@ class Reading:
     separator: str | None = None  # between the documents of a txt file; None: the file is one document
     text_field: str = "text"
 
+    def __post_init__(self) -> None:
+        try:
+            "".encode(self.encoding)
+        except LookupError as error:
+            raise UserError(f"--encoding {self.encoding}: Python knows no such encoding of text.") from error
+
 
 def file_kind(path: Path) -> str | None:
     """txt, jsonl or parquet by the ending, compressed or not; None for any other."""
@@ -155,12 +161,12 @@ class Documents:
         """Say which file is cut short or broken; the libraries do not."""
         try:
             yield
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise UserError(f"{self.label} is damaged or cut short ({error}). Get it again.") from error
-        except (ValueError, OSError) as error:  # what pyarrow raises derives from these
-            if not type(error).__module__.startswith("pyarrow") and self.kind != "parquet":
+        except (EOFError, ValueError, OSError, zlib.error) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # the system's own, which name the file
                 raise
-            raise UserError(f"{self.label} is damaged or no {self.kind} file ({error}). Get it again.") from error
+            raise UserError(
+                f"{self.label} is damaged, cut short or no {self.kind} file ({error}). Get it again."
+            ) from error
 
     def _bad_bytes(self, error: UnicodeDecodeError, offset: int) -> UserError:
         shown = " ".join(f"0x{byte:02x}" for byte in error.object[error.start : error.end][:4])

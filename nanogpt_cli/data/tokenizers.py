@@ -96,7 +96,7 @@ class CharTokenizer(Tokenizer):
         if ids.size and ids.min() < 0:
             unknown = sorted(set(text) - set(self.alphabet))
             raise UserError(
-                f"The text has {len(unknown)} characters that this tokenizer does not know: {_show(unknown)}. "
+                f"This tokenizer does not know: {_show(unknown)}. "
                 f"Its {self.size} characters are: {_show(list(self.alphabet))}."
             )
         return ids.astype(self.dtype)
@@ -146,8 +146,8 @@ class TiktokenTokenizer(Tokenizer):
 
     def _table(self) -> list[bytes]:
         table = [REPLACEMENT] * self.size  # some encodings leave ids unused
-        for token, word in self.encoding._special_tokens.items():
-            table[word] = token.encode()
+        for token in self.encoding.special_tokens_set:
+            table[self.encoding.encode_single_token(token)] = token.encode()
         for token_bytes in self.encoding.token_byte_values():
             table[self.encoding.encode_single_token(token_bytes)] = token_bytes
         return table
