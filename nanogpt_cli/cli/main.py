@@ -3,7 +3,6 @@
 import os
 import sys
 from io import TextIOWrapper
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,11 +25,7 @@ COMMANDS = {
     "presets": ("nanogpt_cli.cli.presets", "presets"),
     "runs": ("nanogpt_cli.cli.runs", "runs"),
 }
-Group.commands_by_name = {
-    name: place
-    for name, place in COMMANDS.items()
-    if (Path(__file__).parent / f"{place[0].split('.')[-1]}.py").exists()
-}
+Group.commands_by_name = COMMANDS
 
 app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 

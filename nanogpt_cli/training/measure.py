@@ -91,9 +91,10 @@ class Bench:
         """Add up its gradients."""
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def micro_step(self) -> None:
-        """Both."""
-        self.backward(self.forward())
+    def micro_steps(self, count: int = 1) -> None:
+        """Both, `count` times."""
+        for _ in range(count):
+            self.backward(self.forward())
 
     def update(self) -> None:
         """Clip, apply and drop the gradients."""
@@ -122,7 +123,7 @@ def measure(
     batch_size: int,
     peak: float | None,
     data_set: DataSet | None = None,
-    seconds: float = SECONDS,
+    seconds: float | None = None,
 ) -> Measurement:
     """Time updates of `batch_size` rows a micro-batch on one device.
 
@@ -130,17 +131,18 @@ def measure(
         architecture: with vocab_size set.
         peak: FLOP/s of the device, for MFU.
         data_set: for the time of reading a batch.
-        seconds: how long to measure, about; three micro-steps are taken in any case.
+        seconds: how long to measure, about (default SECONDS); a few micro-steps are taken in any case.
     """
+    seconds = SECONDS if seconds is None else seconds
     if compute.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(compute.device)
     bench = Bench(config, architecture, compute, batch_size)
-    bench.micro_step()  # kernels are picked, and compiled, in the first
+    bench.micro_steps()  # kernels are picked, and compiled, in the first
     bench.update()
-    once = bench.timed(bench.micro_step)
+    once = bench.timed(bench.micro_steps)
     many = max(1, int(seconds / 2 / BLOCKS / once))  # micro-steps between two waits
     repeats = max(2, min(BLOCKS, int(seconds / 2 / (many * once))))
-    micro = [bench.timed(lambda: [bench.micro_step() for _ in range(many)]) / many for _ in range(repeats)]
+    micro = [bench.timed(lambda: bench.micro_steps(many)) / many for _ in range(repeats)]
     stages = _stages(bench, max(1, min(BLOCKS, int(seconds / 2 / once))))
     micro_steps = -(-config.train.batch_size * config.train.gradient_accumulation_steps // batch_size)
     step_s = micro_steps * statistics.median(micro) + stages["optimizer"]
@@ -193,13 +195,13 @@ def _reading(data_set: DataSet, config: Config, architecture: ModelSettings, bat
 
 
 def sweep(
-    config: Config, architecture: ModelSettings, compute: Compute, *, peak: float | None, seconds: float = SECONDS / 2
+    config: Config, architecture: ModelSettings, compute: Compute, *, peak: float | None
 ) -> Iterator[Measurement]:
     """Measurements at batch sizes 1, 2, 4... until memory ends: tried on CUDA, elsewhere estimated and never tried."""
     batch_size = 1
     while compute.device.type == "cuda" or batch_size <= largest_batch(config, architecture, compute):
         try:
-            found = measure(config, architecture, compute, batch_size=batch_size, peak=peak, seconds=seconds)
+            found = measure(config, architecture, compute, batch_size=batch_size, peak=peak, seconds=SECONDS / 2)
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
             return
@@ -241,13 +243,13 @@ def profile(config: Config, architecture: ModelSettings, compute: Compute, *, ba
     from torch.profiler import profile as profiler
 
     bench = Bench(config, architecture, compute, batch_size)
-    bench.micro_step()
+    bench.micro_steps()
     bench.update()
     synchronize(compute.device)
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if compute.device.type == "cuda" else [])
     with profiler(activities=activities) as trace:
         for _ in range(PROFILED_STEPS):
-            bench.micro_step()
+            bench.micro_steps()
             bench.update()
         synchronize(compute.device)
     folder.mkdir(parents=True, exist_ok=True)

@@ -47,10 +47,10 @@ def test_train_lists_every_setting_by_section_with_default_and_unit(capsys: pyte
     for known in settings().values():
         assert len(re.findall(rf"{known.flag}(?=[ \n])", text)) == 1
     flat = " ".join(text.split())
-    assert "--block-size INT context length [default: 64 tokens]" in flat
-    assert "--min-lr FLOAT learning rate at the end of the decay [default: learning_rate / 10]" in flat
-    assert "--compile auto|on|off torch.compile [default: auto]" in flat
-    assert "--bias / --no-bias biases in linear layers and norms [default: on]" in flat
+    assert "--block-size INT Context length [default: 64 tokens]" in flat
+    assert "--min-lr FLOAT Learning rate at the end of the decay [default: learning_rate / 10]" in flat
+    assert "--compile auto|on|off Compile the model with torch.compile [default: auto]" in flat
+    assert "--bias / --no-bias Biases in linear layers and norms [default: on]" in flat
 
 
 def test_resume_lists_only_what_may_change(capsys: pytest.CaptureFixture[str]) -> None:
