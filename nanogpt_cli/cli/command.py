@@ -42,7 +42,7 @@ class Command(TyperCommand):
             if record is not None:
                 usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
                 panel = getattr(parameter, "rich_help_panel", None) or usual
-                panels.setdefault(panel, []).append((_cyan(record[0]), record[1]))
+                panels.setdefault(panel, []).append((_cyan(record[0].removesuffix(" <str>")), record[1]))
         for panel in sorted(panels, key=lambda name: name not in ("Arguments", "Options")):
             with formatter.section(_bold(panel)):
                 formatter.write_dl(panels[panel], col_max=NAMES)

@@ -34,7 +34,7 @@ class Subject:
     data_set: "DataSet | None"
 
 
-@with_settings(only=SETTINGS, resumed=True)
+@with_settings(only=SETTINGS)
 def mfu(
     what: Annotated[
         str,

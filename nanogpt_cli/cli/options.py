@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nanogpt_cli.cli import machines
 from nanogpt_cli.config.schema import SECTIONS, settings
 from nanogpt_cli.config.setting import Setting
 
@@ -18,7 +19,7 @@ def with_settings(
     """Decorate a command that takes `**flags`: every setting becomes an option, None where it is not given.
 
     Args:
-        only: the settings to take; all by default.
+        only: the settings to take; by default all, and the flags that say where processes are started.
         resumed: there is a run: help shows no defaults, since the run has its own, and lists what may change. The
             others are accepted all the same, so that the answer can say what the run has.
     """
@@ -27,7 +28,8 @@ def with_settings(
         given = inspect.signature(function, eval_str=True).parameters.values()
         own = [p.replace(kind=p.KEYWORD_ONLY) for p in given if p.kind is not p.VAR_KEYWORD]
         names = only or tuple(settings())
-        parameters = own + [_parameter(settings()[name], resumed) for name in names]
+        parameters = own + [_parameter(settings()[name], resumed, not resumed and not only) for name in names]
+        parameters += machines.PARAMETERS if only is None else []
         function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         function.__annotations__ = {p.name: p.annotation for p in parameters}
         return function
@@ -35,12 +37,12 @@ def with_settings(
     return decorate
 
 
-def _parameter(known: Setting, resumed: bool) -> inspect.Parameter:
+def _parameter(known: Setting, resumed: bool, defaults: bool) -> inspect.Parameter:
     switch = known.kind is bool
     words = [*known.choices, *([] if known.kind is str and known.choices else [METAVARS[known.kind]])]
     option = typer.Option(
         f"{known.flag}/{known.flag.replace('--', '--no-', 1)}" if switch else known.flag,
-        help=_help(known, resumed),
+        help=_help(known, defaults),
         rich_help_panel=_panel(known.section),
         show_default=False,
         hidden=resumed and known.resume == "fixed",
@@ -57,8 +59,8 @@ def _panel(section: str) -> str:
     return f"[{section}] {(SECTIONS[section].__doc__ or '').split('.')[0]}"
 
 
-def _help(known: Setting, resumed: bool) -> str:
-    """The setting's own sentence, then its default with its unit."""
+def _help(known: Setting, defaults: bool) -> str:
+    """The setting's own sentence, then its default with its unit, or the unit alone."""
     if known.default is None:
         default = known.derived or "none"
     elif known.kind is bool:
@@ -66,6 +68,6 @@ def _help(known: Setting, resumed: bool) -> str:
     else:
         default = str(known.default)
     unit = f" {known.unit}" if known.unit and known.default is not None else ""
-    if resumed:
+    if not defaults:
         return f"{known.text} [{unit.strip()}]" if unit else known.text
     return f"{known.text} [default: {default}{',' if default == 'auto' and unit else ''}{unit}]"
