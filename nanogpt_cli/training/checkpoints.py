@@ -56,6 +56,32 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path, *, previous: Path | None
     atomic_write(path, lambda file: torch.save(checkpoint, file), before_rename=keep_previous)
 
 
+def weights_only(checkpoint: Checkpoint) -> Checkpoint:
+    """What best.pt holds, out of a training state whose step is the best: enough to sample and evaluate."""
+    shared = WEIGHTS_KEYS | {"tokenizer", "data"}
+    return {**{key: checkpoint[key] for key in shared}, "val_loss": checkpoint["progress"]["best_loss"]}
+
+
+def best_problem(best: Path, checkpoint: Checkpoint) -> str:
+    """Why the file `best` is not the best that a training state speaks of; empty if it is, or if there is none yet."""
+    step, loss = (checkpoint["progress"][key] for key in ("best_step", "best_loss"))
+    if step is None:
+        return ""
+    try:
+        found = load_checkpoint(best)
+    except UserError as error:
+        return str(error)
+    if found["step"] > checkpoint["step"] or (found["step"], found.get("val_loss")) == (step, loss):
+        return ""  # a later one is this run's too: it goes on from an older state than that which was the best
+    return f"{best}: holds step {found['step']:,}, but the best step of this run is {step:,}."
+
+
+def keep_milestone(checkpoint: Path, milestone: Path, step: int, keep_every: int) -> None:
+    """Give the checkpoint of `step` the name that lasts, if one is due."""
+    if keep_every and step and step % keep_every == 0:
+        link_or_copy(checkpoint, milestone)
+
+
 def link_or_copy(source: Path, target: Path) -> None:
     """Make `target` a second name of `source`'s content, replacing what stands there, in one rename."""
     with temporary_beside(target) as temporary:

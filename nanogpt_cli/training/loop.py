@@ -24,13 +24,13 @@ from nanogpt_cli.runs.directory import RunDirectory
 from nanogpt_cli.runs.metrics import MetricsLog
 from nanogpt_cli.runs.trackers import Trackers
 from nanogpt_cli.runs.views import EvalReport, StepReport, View
-from nanogpt_cli.training.checkpoints import link_or_copy, save_checkpoint
+from nanogpt_cli.training.checkpoints import keep_milestone, save_checkpoint, weights_only
 from nanogpt_cli.training.device import Compute, key_dropout, memory_gib
 from nanogpt_cli.training.evaluation import windows_loss
 from nanogpt_cli.training.processes import Processes, gradient_sync
 from nanogpt_cli.training.signals import StopRequested, StopSignals
 from nanogpt_cli.training.speed import Reading, StepClock
-from nanogpt_cli.training.state import TrainingState, weights_only
+from nanogpt_cli.training.state import TrainingState
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Training:
     trackers: Trackers
     clock: StepClock
     in_flight: list[InFlight] = field(default_factory=list)
-    saved_step: int = 0  # the step the last checkpoint of this process holds
+    saved: tuple[int, int] = (0, 0)  # step and evaluated step that the last checkpoint holds
     save_due: bool = False
     signals: StopSignals = field(init=False)
 
@@ -264,6 +264,11 @@ class Training:
         if best and not (self.save(must=False) and self._save_best()):
             progress.best_loss, progress.best_step = before  # the next evaluation may still become the best on disk
 
+    @property
+    def saved_step(self) -> int:
+        """The update that a resume would go on after."""
+        return self.saved[0]
+
     def _passes(self, offsets: npt.NDArray[np.int64]) -> int:
         return -(-len(offsets) // (self.split.micro_batch * self.processes.world_size))
 
@@ -280,8 +285,9 @@ class Training:
         )
 
     def _time_to_save(self, at_end: bool) -> bool:
-        step, settings = self.state.progress.step, self.state.facts.config.train
-        if step == self.saved_step:
+        progress, settings = self.state.progress, self.state.facts.config.train
+        step = progress.step
+        if (step, progress.evaluated_step) == self.saved:
             return False
         milestone = settings.keep_every and step % settings.keep_every == 0
         return bool(at_end or self.save_due or milestone or step % save_interval(self.state.facts.config) == 0)
@@ -308,12 +314,11 @@ class Training:
                 save_checkpoint(
                     checkpoint, self.run.checkpoint, previous=self.run.previous if settings.keep_previous else None
                 )
-                if settings.keep_every and step % settings.keep_every == 0:
-                    link_or_copy(self.run.checkpoint, self.run.milestone(step))
+                keep_milestone(self.run.checkpoint, self.run.milestone(step), step, settings.keep_every)
             except OSError as error:
                 return self._save_failed(error, must)
             self.view.saved(step, self.run.checkpoint, time.perf_counter() - began)
-        self.saved_step = step
+        self.saved = (step, self.state.progress.evaluated_step)
         self.processes.barrier()
         return True
 
@@ -330,7 +335,7 @@ class Training:
         """Write best.pt; ckpt.pt, saved just before, says its own step is the best, so a kill here loses nothing."""
         if self.processes.main:
             try:
-                save_checkpoint(weights_only(self.state), self.run.best)
+                save_checkpoint(weights_only(self.state.checkpoint()), self.run.best)
             except OSError as error:
                 return self._save_failed(error, must=False)
         return True

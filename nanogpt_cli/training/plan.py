@@ -13,7 +13,8 @@ from nanogpt_cli.config.schema import Config, ModelSettings
 from nanogpt_cli.data.rows import RowOrder
 from nanogpt_cli.data.token_files import DataSet, check_fits, open_data_set
 from nanogpt_cli.errors import UserError
-from nanogpt_cli.model.flops import flops_per_token, memory_estimate, parameter_table, peak_tflops
+from nanogpt_cli.model.flops import flops_per_token, memory_estimate, parameter_table
+from nanogpt_cli.model.peaks import peak_tflops
 from nanogpt_cli.training.checkpoints import Checkpoint
 from nanogpt_cli.training.device import Compute, choose_compute, device_name, measure_peak_flops
 
@@ -52,8 +53,10 @@ class Plan:
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to do."""
-        return self.first_step >= self.config.train.max_iters
+        """Whether there is nothing left to do; a signal may have kept the last update from being evaluated."""
+        if self.checkpoint is None or self.first_step < self.config.train.max_iters:
+            return False
+        return bool(self.checkpoint["progress"]["evaluated_step"] == self.first_step)
 
     @property
     def order(self) -> RowOrder:

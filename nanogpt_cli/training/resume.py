@@ -17,6 +17,7 @@ from nanogpt_cli.runs.directory import RunDirectory, find_run, read_config
 from nanogpt_cli.training.checkpoints import (
     FORMAT,
     Checkpoint,
+    best_problem,
     is_nanogpt,
     latest_state,
     load_training_state,
@@ -78,7 +79,18 @@ def plan_resume(
     if source.problem and source.path is not None:
         plan.warnings.append(f"{source.problem} Going on from {source.path.name}, step {saved['step']}.")
     plan.warnings += [w for w in late_warnings(plan) if w not in plan.warnings]
+    if not plan.makes_run:
+        _forget_lost_best(plan, saved)
     return plan
+
+
+def _forget_lost_best(plan: Plan, saved: Checkpoint) -> None:
+    """Without its file the best loss so far would keep later weights from being kept."""
+    progress = saved["progress"]
+    problem = best_problem(RunDirectory(plan.run_path).best, saved)
+    if problem and progress["best_step"] != saved["step"]:  # else it is written again
+        plan.warnings.append(f"{problem} The best weights of this run are lost: the next evaluation begins anew.")
+        plan.checkpoint = {**saved, "progress": {**progress, "best_loss": None, "best_step": None}}
 
 
 def _find_source(word: str, checkpoint: Path | None, new_run: Path | None) -> tuple[Source, Path]:

@@ -18,14 +18,22 @@ from nanogpt_cli.runs.environment import environment
 from nanogpt_cli.runs.metrics import MetricsLog
 from nanogpt_cli.runs.trackers import open_trackers
 from nanogpt_cli.runs.views import Start, View, make_view
-from nanogpt_cli.training.checkpoints import latest_state, link_or_copy, load_checkpoint, save_checkpoint
+from nanogpt_cli.training.checkpoints import (
+    Checkpoint,
+    best_problem,
+    keep_milestone,
+    latest_state,
+    link_or_copy,
+    save_checkpoint,
+    weights_only,
+)
 from nanogpt_cli.training.loop import Evaluation, Training
 from nanogpt_cli.training.optimizers import Optimizer
 from nanogpt_cli.training.plan import Plan
 from nanogpt_cli.training.processes import Processes
 from nanogpt_cli.training.resume import layout_differences
 from nanogpt_cli.training.speed import StepClock
-from nanogpt_cli.training.state import Facts, Progress, TrainingState, load_weights, weights_only
+from nanogpt_cli.training.state import Facts, Progress, TrainingState, load_weights
 
 
 @dataclass(frozen=True)
@@ -45,13 +53,13 @@ def start(plan: Plan, *, view: View | None = None) -> Outcome:
         UserError: the run directory is taken, or in use.
         StoppedError, NonFiniteError, NanogptError: see `Training.train`.
     """
-    if plan.finished and not plan.makes_run:
-        assert plan.checkpoint is not None
-        return Outcome(RunDirectory(plan.run_path), plan.first_step, plan.checkpoint["progress"]["best_loss"], True)
     run = _make_run(plan) if plan.makes_run else RunDirectory(plan.run_path)
     with lock(run):
         if not plan.makes_run:
             _take_over(plan, run)
+            if plan.finished:
+                assert plan.checkpoint is not None
+                return Outcome(run, plan.first_step, plan.checkpoint["progress"]["best_loss"], True)
         shown = view or make_view(log_file=run.log_file)
         try:
             return _train(plan, run, shown, Processes())
@@ -82,10 +90,23 @@ def _take_over(plan: Plan, run: RunDirectory) -> None:
     if plan.checkpoint is not None and plan.checkpoint_path != run.checkpoint and run.checkpoint.exists():
         run.checkpoint.rename(run.path / "ckpt-damaged.pt")  # it must not become ckpt-previous.pt
         link_or_copy(run.previous, run.checkpoint)
+    evaluated_step = 0
+    if plan.checkpoint is not None:
+        _finish_last_save(plan.checkpoint, run, plan.config.train.keep_every)
+        evaluated_step = plan.checkpoint["progress"]["evaluated_step"]
+    if plan.finished:
+        return
     write_toml(run.config, {**plan.config.to_toml(), "derived": plan.derived.to_toml()})
     metrics = MetricsLog(run.metrics)
-    metrics.keep_through(plan.first_step)
+    metrics.keep_through(plan.first_step, evaluated_step)
     metrics.close()
+
+
+def _finish_last_save(checkpoint: Checkpoint, run: RunDirectory, keep_every: int) -> None:
+    """What a kill after ckpt.pt was written has prevented: its milestone, and best.pt where its own step is the best."""
+    keep_milestone(run.checkpoint, run.milestone(checkpoint["step"]), checkpoint["step"], keep_every)
+    if checkpoint["progress"]["best_step"] == checkpoint["step"] and best_problem(run.best, checkpoint):
+        save_checkpoint(weights_only(checkpoint), run.best)
 
 
 def _refuse_changed_meanwhile(plan: Plan, run: RunDirectory) -> None:
@@ -98,8 +119,6 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
     plan.compute.prepare()
     _compare_layouts(plan, processes, view)
     state = build_state(plan, processes)
-    if plan.checkpoint is not None:
-        _rebuild_best(state, run)
     config, arch = plan.config, plan.architecture
     tokens_per_step, per_token = plan.tokens_per_step, flops_per_token(arch)
     peak = plan.peak[0] if plan.peak else None
@@ -146,7 +165,7 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
             clock=StepClock(
                 tokens_per_step, per_token, peak * processes.world_size if peak else None, state.progress.time_s
             ),
-            saved_step=state.progress.step,
+            saved=(state.progress.step, state.progress.evaluated_step),
         )
         training.train()
     return Outcome(run, state.progress.step, state.progress.best_loss)
@@ -210,17 +229,6 @@ def _compare_layouts(plan: Plan, processes: Processes, view: View) -> None:
     changed = layout_differences(saved, layout(plan, processes)) if saved.get("ranks") else []
     if changed:
         view.warn(f"not bit-identical with the run so far, only equal to rounding: {'; '.join(changed)}")
-
-
-def _rebuild_best(state: TrainingState, run: RunDirectory) -> None:
-    """A kill between ckpt.pt and best.pt leaves an older best; the training state that is the best has it all."""
-    progress = state.progress
-    if progress.best_step != progress.step:
-        return
-    with contextlib.suppress(UserError):
-        if load_checkpoint(run.best)["step"] == progress.step:
-            return
-    save_checkpoint(weights_only(state), run.best)
 
 
 def _evaluation(plan: Plan) -> Evaluation:

@@ -116,17 +116,3 @@ def load_weights(model: GPT, weights: dict[str, torch.Tensor], source: str) -> N
     if broken:
         raise UserError(f"{source}: the weights hold NaN or infinity ({broken}). Use an earlier checkpoint.")
     model.load_state_dict(weights)
-
-
-def weights_only(state: TrainingState) -> Checkpoint:
-    """What best.pt holds: enough to sample and evaluate, not to train on."""
-    return {
-        "format": FORMAT,
-        "model": state.model.state_dict(),
-        "step": state.progress.step,
-        "val_loss": state.progress.best_loss,
-        "config": state.facts.config.to_toml(),
-        "architecture": dataclasses.asdict(state.facts.architecture),
-        "tokenizer": state.facts.tokenizer,
-        "data": state.facts.data,
-    }
