@@ -103,7 +103,7 @@ def _take_over(plan: Plan, run: RunDirectory) -> None:
 
 
 def _finish_last_save(checkpoint: Checkpoint, run: RunDirectory, keep_every: int) -> None:
-    """What a kill after ckpt.pt was written has prevented: its milestone, and best.pt where its own step is the best."""
+    """What a kill right after ckpt.pt was written prevents: its milestone, and best.pt where this step is the best."""
     keep_milestone(run.checkpoint, run.milestone(checkpoint["step"]), checkpoint["step"], keep_every)
     if checkpoint["progress"]["best_step"] == checkpoint["step"] and best_problem(run.best, checkpoint):
         save_checkpoint(weights_only(checkpoint), run.best)
