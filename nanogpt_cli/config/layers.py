@@ -155,6 +155,10 @@ def contradictions(config: Config, origins: dict[str, str]) -> list[str]:
             f"warmup_iters = {o.warmup_iters} leaves no update for the decay, which ends at "
             f"{o.lr_decay_iters or t.max_iters}. Lower --warmup-iters, or leave it out."
         )
+    if t.init_from == "scratch":  # nanoGPT's words
+        found.append("init_from = scratch: leave it out, random weights are the default.")
+    if t.init_from == "resume":
+        found.append("init_from = resume: to continue a run type nanogpt resume RUN.")
     return [f"{_blame(text, origins)}{text}" for text in found]
 
 

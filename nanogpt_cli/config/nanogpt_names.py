@@ -10,7 +10,7 @@ from nanogpt_cli.errors import UserError
 
 # names of nanoGPT's train.py and sample.py that are no settings here
 ELSEWHERE = {
-    "out_dir": "A run's folder is --run DIR.",
+    "out_dir": "A run's folder is --run DIR for train, and the first word of the other commands.",
     "eval_only": "Type nanogpt eval RUN.",
     "always_save_checkpoint": "The last and the best checkpoint are both always kept.",
     "decay_lr": "A constant rate is --schedule constant.",

@@ -104,6 +104,9 @@ class SystemSettings(Section):
     deterministic: bool = setting(False, "Bit-identical resume on CUDA too, at some cost (CPU runs always are)")
     backend: Literal["auto", "nccl", "gloo"] = setting("auto", "How processes talk")
     parallel: Literal["ddp", "fsdp"] = setting("ddp", "Replicate the model, or shard it")
+    activation_checkpointing: bool = setting(
+        False, "Recompute the activations of each block in the backward pass: less memory, a quarter more work"
+    )
     peak_tflops: Literal["auto"] | float = setting("auto", "Peak of one device for MFU", unit="TFLOP/s", gt=0)
 
 

@@ -57,7 +57,7 @@ def test_spellings(typed: list[str], expected: list[str]) -> None:
 
 REFUSED = [
     (["--learning-rat=1"], "there is no --learning-rat. Did you mean --learning-rate? nanogpt train --help"),
-    (["--out_dir=x"], "there is no --out-dir. A run's folder is --run DIR."),
+    (["--out_dir=x"], "there is no --out-dir. A run's folder is --run DIR for train"),
     (["--eval_only"], "Type nanogpt eval RUN."),
     (["--bias=maybe"], "--bias is 'maybe': true or false is needed."),
     (["--no-compile=3"], "--no-compile takes no value."),

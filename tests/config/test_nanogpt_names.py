@@ -54,7 +54,7 @@ def test_assignments_become_toml_and_the_rest_comments(tmp_path: Path, monkeypat
     assert config.system.compile == "off"
     assert config.log.wandb
     assert config.model.activation == "gelu"
-    assert "# out_dir: A run's folder is --run DIR." in toml
+    assert "# out_dir: A run's folder is --run DIR for train" in toml
     assert "# weight_decay: -0.1 does not fit: a number of at least 0 is needed" in toml
     assert "# line 3: no simple assignment, left out" in toml  # import
     assert toml.count("no simple assignment") == 3  # import, the run name, 2**4
