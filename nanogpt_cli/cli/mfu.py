@@ -1,6 +1,6 @@
 """`nanogpt mfu`: how fast a recipe or a run trains on this machine, and how large it is."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,7 +53,8 @@ def mfu(
     read but the data set, if it is there, and nothing is written.
 
     JSON: an object with subject, device, dtype, compile, peak_tflops, peak_source, measured (a list, one object a batch
-    size: batch_size, step_ms, tokens_per_s, tflops, mfu, memory_gib, stages_ms...) and sizing; unknown values are null.
+    size: batch_size, step_ms, tokens_per_s, flops_per_s, mfu, memory_gib, stages_ms...) and sizing; what is unknown is
+    null.
     """
     subject = _find(what, flag_layer(flags))
     from nanogpt_cli.training.measure import compute_for, largest_batch, measure
@@ -110,8 +111,6 @@ def _find(what: str, changes: Layer) -> Subject:
 
 
 def _subject(title: str, config: Config, run: "RunDirectory | None") -> Subject:
-    import dataclasses
-
     from nanogpt_cli.config.derived import data_folder
     from nanogpt_cli.data.token_files import open_data_set
 
@@ -124,10 +123,10 @@ def _subject(title: str, config: Config, run: "RunDirectory | None") -> Subject:
         from nanogpt_cli.training.checkpoints import load_checkpoint
 
         saved = ModelSettings(**load_checkpoint(run.checkpoint)["architecture"])
-        architecture = dataclasses.replace(saved, block_size=config.model.block_size)
+        architecture = replace(saved, block_size=config.model.block_size)
     if architecture.vocab_size is None:
         rows = data_set.vocab_size if data_set else _usual_vocabulary(config.data.dataset)
-        architecture = dataclasses.replace(architecture, vocab_size=rows)
+        architecture = replace(architecture, vocab_size=rows)
     return Subject(title, config, architecture, data_set)
 
 
@@ -154,7 +153,7 @@ def _print(
                 "deterministic": compute.deterministic,
                 "peak_tflops": peak and peak[0] / 1e12,
                 "peak_source": peak and peak[1],
-                "measured": [_as_json(one) for one in found],
+                "measured": [{**asdict(one), "mfu": one.mfu} for one in found],
                 "sizing": sizing,
             }
         )
@@ -182,28 +181,12 @@ def _speed(one: "Measurement", peak: tuple[float, str] | None) -> list[tuple[str
         ("MFU", show.number(one.mfu, ".1%"), of_peak),
         ("memory", show.number(one.memory_gib, ".2f", " GiB"), "peak of this process"),
     ]
-    for name, value in one.stages.items():
+    for name, value in one.stages_ms.items():
         share = "the data set is not here" if value is None else f"{value / one.step_ms:.0%} of an update"
         rows.append(
             (name, show.number(value, ",.1f", " ms"), f"{share}, read ahead" if name == "data" and value else share)
         )
     return rows
-
-
-def _as_json(one: "Measurement") -> dict[str, Any]:
-    return {
-        "batch_size": one.batch_size,
-        "micro_steps": one.micro_steps,
-        "tokens_per_step": one.tokens_per_step,
-        "micro_ms": one.micro_ms,
-        "spread": one.spread,
-        "step_ms": one.step_ms,
-        "tokens_per_s": one.tokens_per_s,
-        "tflops": one.flops_per_s / 1e12,
-        "mfu": one.mfu,
-        "memory_gib": one.memory_gib,
-        "stages_ms": one.stages,
-    }
 
 
 def _sizing(subject: Subject, compute: "Compute", batch_size: int) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Measurement:
     flops_per_s: float  # PaLM's formula
     peak: float | None  # FLOP/s of the device
     memory_gib: float | None
-    stages: dict[str, float | None]  # ms of one update: data (read ahead while computing), forward, backward, optimizer
+    stages_ms: dict[str, float | None]  # of one update: data (read ahead while computing), forward, backward, optimizer
 
     @property
     def mfu(self) -> float | None:
@@ -159,7 +159,7 @@ def measure(
         flops_per_s=tokens / step_s * flops_per_token(architecture),
         peak=peak,
         memory_gib=memory_gib(compute.device),
-        stages={
+        stages_ms={
             "data": None if data_s is None else 1000 * data_s,
             "forward": 1000 * micro_steps * stages["forward"],
             "backward": 1000 * micro_steps * stages["backward"],
