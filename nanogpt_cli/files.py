@@ -74,6 +74,18 @@ def no_space(error: BaseException | None) -> bool:
     return False
 
 
+def make_folder(folder: Path) -> None:
+    """Make `folder` and what is missing above it, durably; it may be there already.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        sync_folder(place.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in `folder` durable. A no-op where folders cannot be opened (Windows)."""
     if os.name == "nt":

@@ -62,8 +62,10 @@ def create_run(
         NanogptError: the disk is full.
     """
     refuse_existing(path)
+    if path.is_symlink():
+        path = path.resolve()  # a folder elsewhere, perhaps on another disk: the run is made there
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        files.make_folder(path.parent)
         _remove_abandoned(path)
         with _building(path) as building:
             with locking.lock(building):  # tells `_remove_abandoned` that its maker lives
@@ -73,7 +75,7 @@ def create_run(
                 if tokenizer is not None:
                     files.write_toml(run.tokenizer, tokenizer)
                 files.write_toml(run.config, config)
-            fill(run)
+                fill(run)
             if path.is_dir() and os.name == "nt":
                 path.rmdir()  # elsewhere a rename takes the place of an empty folder
             building.rename(path)
@@ -95,6 +97,8 @@ def refuse_existing(path: Path) -> None:
         )
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
         raise UserError(f"{path}: exists and is no run; nothing is ever overwritten. Choose another --run.")
+    if os.path.ismount(path):
+        raise UserError(f"{path}: a disk of its own, which no run can take the place of. Use --run {path / 'run'}")
 
 
 @contextlib.contextmanager
