@@ -165,13 +165,21 @@ def _make(job: Job, work: Path, workers: int | None, progress: Progress) -> dict
             writer.save()  # so that a download that fails is kept, and goes on
         if writer.cursor != Cursor():
             progress.say(f"going on after {sum(writer.tokens):,} tokens that are written already")
-        for unit, ids in encoded(text.units(writer.cursor, cut), tokenizer, ending, processes):
-            writer.add(unit, ids)
-            progress.at(unit.share, writer.documents, writer.text_bytes, sum(writer.tokens))
+        with contextlib.closing(encoded(text.units(writer.cursor, cut), tokenizer, ending, processes)) as done:
+            for unit, ids in done:
+                writer.add(unit, ids)
+                progress.at(unit.share, writer.documents, writer.text_bytes, sum(writer.tokens))
+        tail = job.split.cut(writer.tokens[0]) if job.split.rule == "tail" and cut is None else None
+        counts = writer.tokens if tail is None else (tail, writer.tokens[0] - tail)
+        if not all(counts):
+            raise UserError(
+                f"{_few(job.inputs.labels)}: too little text: {counts[0]:,} tokens for train and {counts[1]:,} for val "
+                f"({job.split.words()}). Use more text, or another --val-fraction or --split."
+            )
         writer.save()
-        if job.split.rule == "tail" and cut is None:
-            writer.cut_tail(job.split.cut(writer.tokens[0]))
-        return _meta(job, tokenizer, ending, writer, progress)
+        if tail is not None:
+            writer.cut_tail(tail)
+        return _meta(job, tokenizer, ending, writer)
 
 
 def _look(job: Job, text: Text, progress: Progress) -> tuple[Tokenizer, str, int | None]:
@@ -193,13 +201,8 @@ def _look(job: Job, text: Text, progress: Progress) -> tuple[Tokenizer, str, int
     return CharTokenizer(alphabet, scan.most_frequent), ending, cut
 
 
-def _meta(job: Job, tokenizer: Tokenizer, ending: str, writer: Writer, progress: Progress) -> dict[str, Any]:
+def _meta(job: Job, tokenizer: Tokenizer, ending: str, writer: Writer) -> dict[str, Any]:
     counts = dict(zip(SPLITS, writer.tokens, strict=True))
-    if not all(counts.values()):
-        raise UserError(
-            f"{_few(job.inputs.labels)}: too little text: {counts['train']:,} tokens for train and {counts['val']:,} "
-            f"for val ({job.split.words()}). Use more text, or another --val-fraction or --split."
-        )
     warnings = [
         f"{split} has {counts[split]:,} tokens, {expected:,} were expected"
         for split, expected in job.expect.items()

@@ -80,14 +80,12 @@ def fetch(file: PinnedFile, target: Path, say: Say = silent) -> None:
     )
 
 
-def sha256_of(path: Path, told: Callable[[int], None] | None = None) -> str:
-    """The SHA-256 of a file, read in pieces; `told` hears the bytes of each."""
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, read in pieces."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(CHUNK):
             digest.update(piece)
-            if told is not None:
-                told(len(piece))
     return digest.hexdigest()
 
 

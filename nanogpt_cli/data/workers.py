@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
@@ -79,7 +79,9 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def encoded(units: Iterable[Unit], tokenizer: Tokenizer, ending: str, workers: int) -> Iterator[tuple[Unit, Encoded]]:
+def encoded(
+    units: Iterable[Unit], tokenizer: Tokenizer, ending: str, workers: int
+) -> Generator[tuple[Unit, Encoded], None, None]:
     """Each unit with its ids, in order; `workers` of 1 stays in this process.
 
     Raises:
@@ -95,22 +97,17 @@ def encoded(units: Iterable[Unit], tokenizer: Tokenizer, ending: str, workers: i
         for unit in units:
             flight.append((unit, pool.submit(_work, unit)))
             if len(flight) > 2 * workers:  # what bounds the memory
-                yield _landed(flight)
-        while flight:
-            yield _landed(flight)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _landed(flight: "deque[tuple[Unit, Future[Encoded]]]") -> tuple[Unit, Encoded]:
-    unit, future = flight.popleft()
-    try:
-        return unit, future.result()
+                first, future = flight.popleft()
+                yield first, future.result()
+        for first, future in flight:
+            yield first, future.result()
     except BrokenProcessPool as error:
         raise NanogptError(
             "A worker process was killed, perhaps for want of memory. Run it again to go on from here; "
             "--workers 1 needs the least."
         ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 _encoder: Encoder
