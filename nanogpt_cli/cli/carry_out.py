@@ -1,6 +1,7 @@
 """From a plan to a trained model: what train and resume have in common, up to the words of farewell."""
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nanogpt_cli.cli import show
@@ -8,7 +9,9 @@ from nanogpt_cli.cli.progress import progress
 
 if TYPE_CHECKING:
     from nanogpt_cli.training.loading import LoadedModel
+    from nanogpt_cli.training.place import Machines
     from nanogpt_cli.training.plan import Plan
+    from nanogpt_cli.training.roles import MakePlan
     from nanogpt_cli.training.start import Outcome
 
 EVALUATION_SECONDS = 60.0  # a longer evaluation is left to the user
@@ -16,21 +19,22 @@ EVALUATION_SHARE = 0.3  # of the peak that a forward pass is expected to reach
 SAMPLE_TOKENS = 300
 
 
-def carry_out(plan: "Plan", *, dry_run: bool) -> None:
-    """Show the plan, train, report to stderr, and write the sample to stdout."""
-    if show.main_process() and (dry_run or plan.makes_run or not plan.finished):
+def carry_out(make_plan: "MakePlan", processes: Callable[[], int], machines: "Machines", *, dry_run: bool) -> None:
+    """Show the plan, train, report to stderr, and write the sample to stdout; see `conduct` for the arguments."""
+    from nanogpt_cli.training.roles import conduct
+
+    def show_plan(plan: "Plan") -> None:
+        if not dry_run and not plan.makes_run and plan.finished:
+            return
         show.rows([row for _, rows in plan.groups() for row in rows], stderr=True)
         for note in plan.notes:
             show.say(f"note: {note}")
         for warning in plan.warnings:
             show.warn(warning)
-    if dry_run:
-        return
-    from nanogpt_cli.training.start import start
 
-    outcome = start(plan)
-    if show.main_process():
-        _close(plan, outcome)
+    ended = conduct(make_plan, processes=processes, machines=machines, dry_run=dry_run, show=show_plan, say=show.say)
+    if ended is not None:
+        _close(*ended)
 
 
 def _close(plan: "Plan", outcome: "Outcome") -> None:

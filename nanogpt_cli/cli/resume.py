@@ -1,13 +1,17 @@
 """`nanogpt resume`: a run goes on where it stopped."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nanogpt_cli.cli import complete
+from nanogpt_cli.cli.machines import taken
 from nanogpt_cli.cli.options import with_settings
-from nanogpt_cli.config.layers import Layer, flag_layer
+from nanogpt_cli.config.layers import Layer, combine, flag_layer
+
+if TYPE_CHECKING:
+    from nanogpt_cli.training.plan import Plan
 
 
 @with_settings(resumed=True)
@@ -30,22 +34,19 @@ def resume(
     --max-iters N extends it. What else may change is listed here; each change is logged. The architecture, data set,
     optimizer and seed are the run's for life.
     """
-    continue_run(source, flag_layer(flags), checkpoint, run, dry_run=dry_run)
-
-
-def continue_run(
-    source: str,
-    changes: Layer,
-    checkpoint: Path | None = None,
-    new_run: Path | None = None,
-    *,
-    dry_run: bool,
-) -> None:
-    """Work out how the run goes on, and carry it out."""
     from nanogpt_cli.cli.carry_out import carry_out
-    from nanogpt_cli.runs.directory import refuse_existing
+    from nanogpt_cli.runs.directory import find_run, read_config, refuse_existing
     from nanogpt_cli.training.resume import plan_resume
 
-    if new_run is not None:
-        refuse_existing(new_run)
-    carry_out(plan_resume(source, changes, checkpoint=checkpoint, new_run=new_run), dry_run=dry_run)
+    machines = taken(flags)
+    changes = flag_layer(flags)
+
+    def make_plan(**machine: Any) -> "Plan":
+        if run is not None:
+            refuse_existing(run)
+        return plan_resume(source, changes, checkpoint=checkpoint, new_run=run, **machine)
+
+    def processes() -> int:
+        return combine(Layer(source, read_config(find_run(source))), changes).config.system.gpus
+
+    carry_out(make_plan, processes, machines, dry_run=dry_run)

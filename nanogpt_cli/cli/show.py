@@ -1,10 +1,11 @@
 """What commands show: plans and tables for people, JSON for programs. Rich is imported when something is shown."""
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from nanogpt_cli.training.place import find_place
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,7 +15,7 @@ UNKNOWN = "n/a"
 
 def main_process() -> bool:
     """Whether this process speaks: of several, only the first does."""
-    return os.environ.get("RANK", "0") == "0"
+    return find_place().rank == 0
 
 
 def say(text: str = "") -> None:

@@ -1,17 +1,20 @@
 """`nanogpt train`: from layers of settings to a plan, from the plan to a run."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nanogpt_cli.cli import complete, show
+from nanogpt_cli.cli.machines import taken
 from nanogpt_cli.cli.options import with_settings
-from nanogpt_cli.cli.resume import continue_run
 from nanogpt_cli.config.layers import FLAG, Layer, Layered, combine, config_layer, flag_layer
 from nanogpt_cli.config.presets import preset_layer, preset_path
 from nanogpt_cli.config.schema import settings
 from nanogpt_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from nanogpt_cli.training.plan import Plan
 
 
 @with_settings()
@@ -36,23 +39,35 @@ def train(
 
     Settings come from defaults, then --preset, then --config, then flags, whatever their order on the line.
     """
-    layered = combine(*_layers(preset, config, flags))
     from nanogpt_cli.cli.carry_out import carry_out
-    from nanogpt_cli.runs.directory import RunDirectory, new_run_path, refuse_existing
+
+    machines = taken(flags)
+    layered = combine(*_layers(preset, config, flags))
+    carry_out(
+        lambda **machine: _plan(layered, preset, config, run, or_resume, **machine),
+        lambda: layered.config.system.gpus,
+        machines,
+        dry_run=dry_run,
+    )
+
+
+def _plan(
+    layered: Layered, preset: str | None, config: Path | None, run: Path | None, or_resume: bool, **machine: Any
+) -> "Plan":
+    """The plan of a new run, or with `or_resume` of the one that is there; prepares the data set where it can."""
+    from nanogpt_cli.runs.directory import RUNS, RunDirectory, new_run_path, refuse_existing
+    from nanogpt_cli.training.plan import plan_run
+    from nanogpt_cli.training.resume import plan_resume
 
     if run is not None and not or_resume:
         refuse_existing(run)
     layered = _with_prepared_data(layered)
-    path = run or Path("runs") / _base_name(preset, config, layered)
+    path = run or RUNS / _base_name(preset, config, layered)
     if or_resume and RunDirectory(path).config.exists():
-        changes = _changes(path, layered)
-        continue_run(str(path), changes, dry_run=dry_run)
-        return
+        return plan_resume(str(path), _changes(path, layered), **machine)
     if run is None and not or_resume:
         path = new_run_path(path.parent, path.name)
-    from nanogpt_cli.training.plan import plan_run
-
-    carry_out(plan_run(layered, path), dry_run=dry_run)
+    return plan_run(layered, path, **machine)
 
 
 def _layers(preset: str | None, config: Path | None, flags: dict[str, Any]) -> list[Layer]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.utils._triton
 
 from nanogpt_cli.config.schema import ModelSettings, SystemSettings
 from nanogpt_cli.errors import UserError

@@ -5,6 +5,7 @@ never remembered. That is why a run can be cut anywhere and go on as if nothing 
 """
 
 import math
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -72,6 +73,7 @@ class Training:
     in_flight: list[InFlight] = field(default_factory=list)
     saved: tuple[int, int] = (0, 0)  # step and evaluated step that the last checkpoint holds
     save_due: bool = False
+    stopping: bool = False  # a signal is being obeyed
     signals: StopSignals = field(init=False)
 
     def __post_init__(self) -> None:
@@ -135,7 +137,7 @@ class Training:
             for part in optimizer.torch_optimizers():
                 scaler.unscale_(part)
         norm = self._clip()
-        stop = float(self.signals.signum or 0) if self.processes.several else 0.0
+        stop = float(self.signals.signum is not None and self.processes.several)
         wishes = torch.tensor([stop, float(self._minutes_are_up())], device=loss.device)
         shared = self.processes.sum(torch.cat([(loss / self.processes.world_size).reshape(1), wishes]))
         skip = 1 - (torch.isfinite(norm) & torch.isfinite(shared[0])).float()
@@ -146,8 +148,10 @@ class Training:
         return torch.stack([shared[0], norm, skip, shared[1], shared[2]])
 
     def _clip(self) -> Tensor:
-        parameters, limit = list(self.state.model.parameters()), self.state.facts.config.optim.grad_clip
+        parameters, limit = list(self.state.optimizer.parameters.values()), self.state.facts.config.optim.grad_clip
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if self.state.optimizer.sharded:
+            norm = self.processes.sum(norm.square()).sqrt()
         if limit:
             nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return norm
@@ -164,8 +168,8 @@ class Training:
             progress.skipped += bool(skipped)
             self.save_due |= save > 0
             self._report(update, loss, norm)
-            if stop:
-                raise StopRequested(self.signals.signum or int(stop))
+            if stop and not self.stopping:
+                raise StopRequested(self.signals.signum or signal.SIGTERM)  # perhaps another rank's
 
     def drain(self) -> None:
         """Look at every update in flight; the wait belongs to the last step's time."""
@@ -261,7 +265,7 @@ class Training:
         self.metrics.append(line)
         self.trackers.log(line)
         self.view.evaluated(EvalReport(progress.step, val_loss, train_loss, best))
-        if best and not (self.save(must=False) and self._save_best()):
+        if best and not self.save(must=False, best=True):
             progress.best_loss, progress.best_step = before  # the next evaluation may still become the best on disk
 
     @property
@@ -296,55 +300,61 @@ class Training:
         minutes = self.state.facts.config.train.save_minutes
         return self.processes.main and minutes > 0 and self.clock.since_save() > 60 * minutes
 
-    def save(self, *, must: bool) -> bool:
-        """Write ckpt.pt, and a milestone where one is due; False if the disk has no room and `must` is not set.
+    def save(self, *, must: bool, best: bool = False) -> bool:
+        """Write ckpt.pt, a milestone where one is due, and then best.pt if this step is the `best`.
 
-        A full disk in the middle of a run is a warning: the older checkpoint stays and the next save tries again.
-        At the end, or when a signal stops the run, it is an error.
+        A full disk in the middle of a run is a warning, and False: the older checkpoint stays and the next save tries
+        again. At the end, or when a signal stops the run (`must`), it is an error.
         """
         self.drain()
         step, settings = self.state.progress.step, self.state.facts.config.train
         self.save_due = False
         self.clock.saved()
-        checkpoint = self.state.checkpoint()
-        if self.processes.main:
-            began = time.perf_counter()
-            try:
-                self.metrics.sync()
-                save_checkpoint(
-                    checkpoint, self.run.checkpoint, previous=self.run.previous if settings.keep_previous else None
-                )
-                keep_milestone(self.run.checkpoint, self.run.milestone(step), step, settings.keep_every)
-            except OSError as error:
-                return self._save_failed(error, must)
-            self.view.saved(step, self.run.checkpoint, time.perf_counter() - began)
-        self.saved = (step, self.state.progress.evaluated_step)
-        self.processes.barrier()
-        return True
+        checkpoint = self.state.checkpoint(self.processes)
 
-    def _save_failed(self, error: OSError, must: bool) -> bool:
+        def write() -> None:
+            began = time.perf_counter()
+            self.metrics.sync()
+            save_checkpoint(
+                checkpoint, self.run.checkpoint, previous=self.run.previous if settings.keep_previous else None
+            )
+            keep_milestone(self.run.checkpoint, self.run.milestone(step), step, settings.keep_every)
+            self.view.saved(step, self.run.checkpoint, time.perf_counter() - began)
+
+        if not self._written(write, must):
+            return False
+        self.saved = (step, self.state.progress.evaluated_step)
+        # ckpt.pt says that its own step is the best, so a kill here loses nothing
+        return not best or self._written(lambda: save_checkpoint(weights_only(checkpoint), self.run.best), must=False)
+
+    def _written(self, write: Callable[[], None], must: bool) -> bool:
+        """Let rank 0 write; the others wait, and learn whether it could."""
+        problem = None
+        if self.processes.main:
+            try:
+                write()
+            except OSError as error:
+                problem = self._unsaved(error)
+        problem = self.processes.from_main(problem)
+        if problem and must:
+            failed = NanogptError(f"{problem} Make room, then: nanogpt resume {self.run.path}")
+            failed.shared = True
+            raise failed
+        if problem:
+            self.view.warn(f"{problem} Training goes on; the next save tries again.")
+        return problem is None
+
+    def _unsaved(self, error: OSError) -> str:
         why = "the disk is full" if isinstance(error, DiskFullError) else "the run directory cannot be written"
         kept = f"the checkpoint of step {self.saved_step} stays" if self.saved_step else "there is no checkpoint yet"
-        message = f"Step {self.state.progress.step} was not saved: {why} ({error}); {kept}."
-        if must:
-            raise NanogptError(f"{message} Make room, then: nanogpt resume {self.run.path}") from None
-        self.view.warn(f"{message} Training goes on; the next save tries again.")
-        return False
-
-    def _save_best(self) -> bool:
-        """Write best.pt; ckpt.pt, saved just before, says its own step is the best, so a kill here loses nothing."""
-        if self.processes.main:
-            try:
-                save_checkpoint(weights_only(self.state.checkpoint()), self.run.best)
-            except OSError as error:
-                return self._save_failed(error, must=False)
-        return True
+        return f"Step {self.state.progress.step} was not saved: {why} ({error}); {kept}."
 
     def _announce_stop(self, signal_name: str) -> None:
         where = "step" if self.processes.several else "micro-step"
         self.view.warn(f"{signal_name}: stopping after this {where}, then saving. Once more stops at once.")
 
     def _save_and_stop(self, stop: StopRequested) -> None:
+        self.stopping = True
         self.state.optimizer.zero_grad()  # of an unfinished update: resume takes the step again
         self.save(must=True)
         step = self.state.progress.step

@@ -79,7 +79,7 @@ class Optimizer:
             part.leaf.grad = None
 
     def take_gradients(self) -> None:
-        """Show the optimizers their parts of the gradients; call it when these are complete, before they are unscaled."""
+        """Show the optimizers their parts of the gradients, which must be complete and not yet unscaled."""
         for name, owner in self.owners.items():
             chunk = self.parameters[name]
             if chunk is not owner:
@@ -114,13 +114,31 @@ class Optimizer:
         for tensor, old in zip(tensors, before, strict=True):
             tensor.copy_(torch.where(skip > 0, old, tensor))
 
+    @property
+    def sharded(self) -> bool:
+        """Whether this rank has a part of each parameter only."""
+        return any(self.parameters[name] is not owner for name, owner in self.owners.items())
+
+    def moments(self) -> dict[str, Tensor]:
+        """What this rank has of the moments, with names to show."""
+        found = {
+            f"{n} ({key})": m for n, p in self.parameters.items() for key, m in self.adamw.state.get(p, {}).items()
+        }
+        if self.muon is not None:
+            for name, parts in self.slices.items():
+                buffers = [self.muon.state[part.leaf]["momentum_buffer"] for part in parts]
+                found |= {f"{name} (momentum {i})": buffer for i, buffer in enumerate(buffers)}
+        return found
+
     def state_by_name(self) -> dict[str, NamedState]:
         """{"adamw": {parameter: {exp_avg, exp_avg_sq, step}}, "muon": {parameter: {momentum_buffer}}}.
 
         Moments of a sharded model are whole on rank 0 only; every rank must call this.
         """
         adamw = {
-            n: {key: whole(value, self.owners[n]) if value.ndim else value for key, value in self.adamw.state[p].items()}
+            n: {
+                key: whole(value, self.owners[n]) if value.ndim else value for key, value in self.adamw.state[p].items()
+            }
             for n, p in self.parameters.items()
             if p in self.adamw.state
         }

@@ -13,11 +13,15 @@ from nanogpt_cli.config.schema import Config, ModelSettings
 from nanogpt_cli.data.rows import RowOrder
 from nanogpt_cli.data.token_files import DataSet, check_fits, open_data_set
 from nanogpt_cli.errors import UserError
-from nanogpt_cli.model.flops import flops_per_token, memory_estimate, parameter_table
+from nanogpt_cli.model.flops import checkpoint_bytes, flops_per_token, memory_estimate, parameter_table
 from nanogpt_cli.model.peaks import peak_tflops
 from nanogpt_cli.training.checkpoints import Checkpoint
 from nanogpt_cli.training.device import Compute, choose_compute, device_name, measure_peak_flops
+from nanogpt_cli.training.place import Place
+from nanogpt_cli.training.processes import check_gpus, choose_backend
+from nanogpt_cli.training.sharding import host_memory
 
+ALONE = Place()
 Row = tuple[str, str, str]  # label, value, where it comes from
 
 # below this many FLOPs a compiled model does not earn back the time it takes to compile (about a minute on a GPU)
@@ -38,6 +42,7 @@ class Plan:
     eval_windows: int
     data_set: DataSet
     compute: Compute
+    backend: str = "gloo"  # of several processes
     makes_run: bool = True  # whether run_path is new
     checkpoint: Checkpoint | None = None  # where a resumed run goes on; None starts at step 0
     checkpoint_path: Path | None = None
@@ -57,6 +62,11 @@ class Plan:
         if self.checkpoint is None or self.first_step < self.config.train.max_iters:
             return False
         return bool(self.checkpoint["progress"]["evaluated_step"] == self.first_step)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the ranks share the model out among them (FSDP)."""
+        return self.config.system.parallel == "fsdp" and self.split.world_size > 1
 
     @property
     def order(self) -> RowOrder:
@@ -114,10 +124,13 @@ class Plan:
         per_token = flops_per_token(self.architecture)
         total = per_token * self.tokens_per_step * (c.train.max_iters - self.first_step)
         memory = memory_estimate(self.architecture, self.split.micro_batch, c.optim.optimizer, compute.dtype_name)
+        if self.sharded:
+            memory |= {part: memory[part] // self.split.world_size for part in ("weights", "gradients", "moments")}
         rows = [
             ("device", compute.describe(), compute.reasons["device"]),
             ("dtype", compute.dtype_name, compute.reasons["dtype"]),
             ("compile", "on" if compute.compile else "off", compute.reasons["compile"]),
+            *self._process_rows(),
             ("work", f"{total:.3g} FLOP", f"{per_token / 1e6:,.1f} MFLOP a token, 6N + 12LHQT"),
             ("memory", f"about {sum(memory.values()) / 2**30:.2f} GiB", "estimate: weights, moments, activations"),
         ]
@@ -127,6 +140,14 @@ class Plan:
             rows.append(("time", f"at least {_duration(3600 * hours)}", f"at {flops / 1e12:.3g} TFLOP/s, {source}"))
         rows.append(("writes to", str(self.run_path), ""))
         return rows
+
+    def _process_rows(self) -> list[Row]:
+        ranks, here = self.split.world_size, self.config.system.gpus
+        if ranks == 1:
+            return []
+        where = f"{here} on this machine" if ranks == here else f"{here} on each of {ranks // here} machines"
+        how = "FSDP: each keeps a share of the model" if self.sharded else "DDP: each keeps the whole model"
+        return [("processes", f"{ranks}, {where}", f"{how}; {self.backend}")]
 
 
 def _duration(seconds: float) -> str:
@@ -141,14 +162,16 @@ def plan_run(
     layered: Layered,
     run_path: Path,
     *,
-    local_rank: int = 0,
-    world_size: int | None = None,
+    place: Place = ALONE,
+    machines: int = 1,
     schedule: Schedule | None = None,
     architecture: ModelSettings | None = None,
 ) -> Plan:
     """Work out a run from its settings: open the data, choose the machine's part, derive the rest; makes nothing.
 
     Args:
+        place: of this process, if it is one of several already.
+        machines: on which the run's processes are to be launched.
         schedule: the frozen one of a resumed run; a new run's follows from the settings.
         architecture: that of the checkpoint a run goes on from; a new run's follows from the settings.
 
@@ -156,6 +179,10 @@ def plan_run(
         UserError: the settings do not go with the data, the machine, or each other.
     """
     config = layered.config
+    if place.several:  # whoever started the processes has decided how many there are
+        config = config.replace("system", gpus=place.local_size)
+    gpus = config.system.gpus
+    check_gpus(config.system, gpus, place.device_index if place.several else gpus - 1)
     data_set = open_data_set(data_folder(config), token_dtype=config.data.token_dtype, tokenizer=config.data.tokenizer)
     derived = derive(config)
     config = config.replace("data", data_dir=str(data_set.folder))  # absolute: resume works from any folder
@@ -165,9 +192,9 @@ def plan_run(
     architecture = _with_vocabulary(architecture or config.model, data_set, derived)
     check_fits(data_set, architecture.block_size, architecture.vocab_size)
     total = flops_per_token(architecture) * config.train.max_iters * config.train.batch_size * architecture.block_size
-    total *= config.train.gradient_accumulation_steps
-    compute = choose_compute(config.system, architecture, local_rank=local_rank, long_run=total > LONG_RUN_FLOPS)
-    split = split_rows(config, world_size or config.system.gpus)
+    long_run = total * config.train.gradient_accumulation_steps > LONG_RUN_FLOPS
+    compute = choose_compute(config.system, architecture, local_rank=place.device_index, long_run=long_run)
+    split = split_rows(config, place.world_size if place.several else gpus * machines)
     for key, reason in compute.reasons.items():
         derived.note(key, compute.dtype_name if key == "dtype" else str(getattr(compute, key)), reason)
     plan = Plan(
@@ -181,12 +208,37 @@ def plan_run(
         eval_windows=config.train.eval_iters * config.train.batch_size,
         data_set=data_set,
         compute=compute,
+        backend=choose_backend(config.system.backend, compute.device),
         initial_weights=weights,
         notes=list(data_set.notes),
         peak=find_peak(config, compute),
     )
     plan.warnings += _warnings(plan)
+    if config.system.parallel == "fsdp":
+        _check_sharding(plan)
     return plan
+
+
+def _check_sharding(plan: Plan) -> None:
+    """Refuse what cannot be sharded, and say whether rank 0 can hold a checkpoint."""
+    if not plan.sharded:
+        plan.warnings.append("parallel = fsdp has nothing to share out in one process; see --gpus")
+        return
+    if plan.config.optim.optimizer == "muon":
+        raise UserError(
+            "--parallel fsdp with optimizer muon: Muon needs whole matrices, FSDP cuts them. "
+            "Use --parallel ddp, or --optimizer adamw in a new run."
+        )
+    if plan.compute.dtype == torch.float16:
+        raise UserError("--parallel fsdp with float16: use --dtype bfloat16 or float32.")
+    needed, free = sum(checkpoint_bytes(plan.architecture, "adamw").values()), host_memory()
+    size = f"rank 0 puts each checkpoint together in {needed / 2**30:,.2f} GiB of memory"
+    if free is None:
+        plan.notes.append(size)
+    elif needed < free:
+        plan.notes.append(f"{size}; {free / 2**30:,.1f} GiB are free here")
+    else:
+        plan.warnings.append(f"{size}, but only {free / 2**30:,.1f} GiB are free here: saving will fail")
 
 
 def _with_vocabulary(model: ModelSettings, data_set: DataSet, derived: Derived) -> ModelSettings:

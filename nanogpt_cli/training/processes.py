@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
 
 from nanogpt_cli.config.schema import SystemSettings
 from nanogpt_cli.errors import NanogptError, UserError
@@ -109,30 +111,41 @@ def gradient_sync(model: nn.Module, *, last: bool) -> Iterator[None]:
             yield
 
 
-def check_processes(system: SystemSettings, device: torch.device, processes: int, highest_index: int) -> str:
-    """The backend of a run with that many processes on this machine: "nccl" or "gloo".
+def check_gpus(system: SystemSettings, processes: int, highest_index: int) -> None:
+    """See that this machine has what its processes need.
 
     Args:
-        highest_index: of the GPUs that processes here use.
+        processes: how many of the run are on this machine.
+        highest_index: of the GPUs they use, as this process numbers them.
 
     Raises:
-        UserError: there are not so many devices, or no such backend.
+        UserError: it has not; names what works.
     """
-    if device.type == "mps" and processes > 1:
+    kind = system.device.partition(":")[0]
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if kind == "mps" and processes > 1:
         raise UserError(f"--gpus {processes}: there is one Apple GPU. Use --gpus 1, or --device cpu.")
-    if device.type == "cuda":
-        count = torch.cuda.device_count()
-        if highest_index >= count:
-            raise UserError(
-                f"--gpus {processes}: this machine has {count} CUDA device{'s' * (count > 1)}. "
-                f"Use --gpus {count}{' or fewer' * (count > 1)}; --device cpu takes any number."
-            )
-        if processes > 1 and system.device != "cuda" and system.device != "auto":
-            raise UserError(f"--device {system.device} names one GPU, --gpus asks for {processes}: use --device cuda.")
+    count = torch.cuda.device_count()
+    if kind == "cuda" and highest_index >= count > 0:
+        raise UserError(
+            f"--gpus {processes}: this machine has {count} CUDA device{'s' * (count > 1)}. "
+            f"Use --gpus {count}{' or fewer' * (count > 1)}; --device cpu takes any number."
+        )
+    if ":" in system.device and processes > 1:
+        raise UserError(f"--device {system.device} names one GPU, --gpus asks for {processes}: use --device {kind}.")
+
+
+def choose_backend(asked: str, device: torch.device) -> str:
+    """ "nccl" where it can be had, else "gloo".
+
+    Raises:
+        UserError: "nccl" was asked for and cannot be had.
+    """
     nccl = device.type == "cuda" and dist.is_nccl_available()  # builds for Windows have none
-    if system.backend == "nccl" and not nccl:
+    if asked == "nccl" and not nccl:
         raise UserError(f"--backend nccl: not to be had on {device.type} with this torch build. Use --backend auto.")
-    return "nccl" if nccl and system.backend != "gloo" else "gloo"
+    return "nccl" if nccl and asked != "gloo" else "gloo"
 
 
 def join(place: Place, timeout: float) -> Processes:
@@ -145,18 +158,18 @@ def join(place: Place, timeout: float) -> Processes:
     dist.init_process_group(
         "gloo", store=store, rank=place.rank, world_size=place.world_size, timeout=timedelta(seconds=timeout)
     )
-    dist.distributed_c10d._set_pg_timeout(PATIENCE, dist.group.WORLD)
+    _set_pg_timeout(PATIENCE, dist.group.WORLD)
     return Processes(place.rank, place.world_size)
 
 
-def _meet(place: Place, timeout: float) -> dist.Store:
+def _meet(place: Place, timeout: float) -> Store:
     """A store that every rank has reached."""
     deadline = time.monotonic() + timeout
     hosts = place.rank == 0 and not place.agent_store
     if not hosts:
         _await_listener(place, timeout)
     try:
-        tcp = dist.TCPStore(
+        tcp = TCPStore(
             place.address,
             place.port,
             is_master=hosts,
@@ -170,7 +183,7 @@ def _meet(place: Place, timeout: float) -> dist.Store:
             f"port {place.port} on this machine, where the processes are to meet, is taken or closed "
             f"({_first_line(error)}). Choose another: --rdzv-endpoint HOST:PORT, or MASTER_PORT with torchrun and srun."
         ) from None
-    store = dist.PrefixStore(place.attempt, tcp)
+    store = PrefixStore(place.attempt, tcp)
     keys = [f"rank {rank}" for rank in range(place.world_size)]
     store.set(keys[place.rank], socket.gethostname())
     while not store.check(keys):

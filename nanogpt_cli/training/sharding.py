@@ -6,6 +6,7 @@ and under the names of the bare module.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,9 @@ def shard(model: GPT, processes: Processes, compute: Compute) -> None:
     Blocks are gathered one at a time, the rest (embeddings, last norm, head) for the whole pass. With bfloat16 the
     gathered weights are bfloat16; chunks, gradients' sums and moments stay float32.
     """
-    mesh = DeviceMesh.from_group(processes.group or dist.group.WORLD, compute.device.type)
+    group = processes.group or dist.group.WORLD
+    assert group is not None
+    mesh = DeviceMesh.from_group(group, compute.device.type)
     mixed = compute.dtype != torch.float32
     policy = MixedPrecisionPolicy(compute.dtype, torch.float32) if mixed else MixedPrecisionPolicy()
     for block in model.h:
@@ -80,3 +83,14 @@ def load_own(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy this rank's part of whole weights into the model; of a memory-mapped file no more than that is read."""
     for name, parameter in model.named_parameters():
         own(parameter).copy_(own_rows(weights[name], parameter))
+
+
+def host_memory() -> int | None:
+    """Bytes of memory this process may still take, also under a container's limit; None where that is not known."""
+    known, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+    if not known.exists():
+        return None
+    free = next(1024 * int(line.split()[1]) for line in known.read_text().splitlines() if "MemAvailable" in line)
+    if limit.exists() and limit.read_text().strip() != "max":
+        free = min(free, int(limit.read_text()) - int(limit.with_name("memory.current").read_text()))
+    return free

@@ -1,10 +1,15 @@
 """Carrying a plan out: make or take over the run directory, build what the loop needs, train, clean up."""
 
 import contextlib
+import functools
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from nanogpt_cli.data.batches import Batches
 from nanogpt_cli.data.rows import evaluation_offsets
@@ -16,7 +21,7 @@ from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.runs.directory import RunDirectory, create_run, lock
 from nanogpt_cli.runs.environment import environment
 from nanogpt_cli.runs.metrics import MetricsLog
-from nanogpt_cli.runs.trackers import open_trackers
+from nanogpt_cli.runs.trackers import Trackers, open_trackers
 from nanogpt_cli.runs.views import Start, View, make_view
 from nanogpt_cli.training.checkpoints import (
     Checkpoint,
@@ -32,8 +37,11 @@ from nanogpt_cli.training.optimizers import Optimizer
 from nanogpt_cli.training.plan import Plan
 from nanogpt_cli.training.processes import Processes
 from nanogpt_cli.training.resume import layout_differences
+from nanogpt_cli.training.sharding import load_own, shard
 from nanogpt_cli.training.speed import StepClock
 from nanogpt_cli.training.state import Facts, Progress, TrainingState, load_weights
+
+ALONE = Processes()
 
 
 @dataclass(frozen=True)
@@ -53,18 +61,39 @@ def start(plan: Plan, *, view: View | None = None) -> Outcome:
         UserError: the run directory is taken, or in use.
         StoppedError, NonFiniteError, NanogptError: see `Training.train`.
     """
+    with opened(plan):
+        return train_run(plan, view=view)
+
+
+@contextlib.contextmanager
+def opened(plan: Plan) -> Iterator[RunDirectory]:
+    """The planned run's directory, made or taken over; its lock is held meanwhile.
+
+    Raises:
+        UserError: it is taken, or in use.
+    """
     run = _make_run(plan) if plan.makes_run else RunDirectory(plan.run_path)
     with lock(run):
         if not plan.makes_run:
             _take_over(plan, run)
-            if plan.finished:
-                assert plan.checkpoint is not None
-                return Outcome(run, plan.first_step, plan.checkpoint["progress"]["best_loss"], True)
-        shown = view or make_view(log_file=run.log_file)
-        try:
-            return _train(plan, run, shown, Processes())
-        finally:
-            shown.close()
+        yield run
+
+
+def train_run(plan: Plan, processes: Processes = ALONE, *, view: View | None = None) -> Outcome:
+    """Train a run that `opened` gave to the end, as one of `processes`.
+
+    Raises:
+        StoppedError, NonFiniteError, NanogptError: see `Training.train`.
+    """
+    run = RunDirectory(plan.run_path)
+    if processes.from_main(plan.finished and not plan.makes_run):
+        assert plan.checkpoint is not None
+        return Outcome(run, plan.first_step, plan.checkpoint["progress"]["best_loss"], True)
+    shown = view or make_view(rank=processes.rank, log_file=run.log_file)
+    try:
+        return _train(plan, run, shown, processes.on_device(plan.compute, plan.backend))
+    finally:
+        shown.close()
 
 
 def _make_run(plan: Plan) -> RunDirectory:
@@ -136,8 +165,10 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
         )
     )
     with contextlib.ExitStack() as stack:
-        metrics = stack.enter_context(contextlib.closing(MetricsLog(run.metrics)))
-        trackers = stack.enter_context(contextlib.closing(open_trackers(config, run, state.progress.step, view.warn)))
+        metrics = MetricsLog(run.metrics if processes.main else Path(os.devnull))
+        stack.enter_context(contextlib.closing(metrics))
+        trackers = open_trackers(config, run, state.progress.step, view.warn) if processes.main else Trackers()
+        stack.enter_context(contextlib.closing(trackers))
         batches = stack.enter_context(
             Batches(
                 plan.data_set.train,
@@ -174,13 +205,7 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
 def build_state(plan: Plan, processes: Processes) -> TrainingState:
     """Model, optimizer and progress, as the plan's checkpoint, its initial weights or its seed say."""
     config, device = plan.config, plan.compute.device
-    if plan.checkpoint is None and plan.initial_weights is None:
-        generator = torch.Generator().manual_seed(seed32(config.train.seed, Purpose.INIT))
-        model = GPT(plan.architecture, generator=generator).to(device)
-    else:  # nothing is drawn for weights that are about to be replaced
-        with torch.device("meta"):
-            model = GPT(plan.architecture)
-        model = model.to_empty(device=device)
+    model = _build_model(plan, processes)
     optimizer = Optimizer(model, config.optim, device)
     scaler = torch.amp.GradScaler(device.type, enabled=plan.compute.dtype == torch.float16)
     tokenizer = plan.data_set.tokenizer
@@ -199,9 +224,35 @@ def build_state(plan: Plan, processes: Processes) -> TrainingState:
     elif plan.initial_weights is not None:
         load_weights(model, plan.initial_weights, str(config.train.init_from))
     plan.checkpoint = plan.initial_weights = None  # free the memory
-    if plan.compute.compile:
+    if plan.compute.compile and not plan.sharded:
         model.compile()  # in place: parameter names stay clean
     return state
+
+
+def _build_model(plan: Plan, processes: Processes) -> GPT:
+    """The model on the device; with its first weights if there are no others."""
+    drawn = None
+    if plan.checkpoint is None and plan.initial_weights is None:
+        generator = torch.Generator().manual_seed(seed32(plan.config.train.seed, Purpose.INIT))
+        drawn = GPT(plan.architecture, generator=generator)
+        if not plan.sharded:
+            return _with_recomputation(drawn.to(plan.compute.device), plan)
+    with torch.device("meta"):  # nothing is drawn for weights that are about to be replaced
+        model = _with_recomputation(GPT(plan.architecture), plan)
+    if plan.sharded:
+        shard(model, processes, plan.compute)
+    else:
+        model.to_empty(device=plan.compute.device)
+    if drawn is not None:
+        load_own(model, drawn.state_dict())
+    return model
+
+
+def _with_recomputation(model: GPT, plan: Plan) -> GPT:
+    if plan.config.system.activation_checkpointing:
+        for block in model.h:
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    return model
 
 
 def layout(plan: Plan, processes: Processes) -> dict[str, Any]:
@@ -214,6 +265,8 @@ def layout(plan: Plan, processes: Processes) -> dict[str, Any]:
         "compile": plan.compute.compile,
         "torch": str(torch.__version__),
     }
+    if processes.several:
+        found["parallel"] = plan.config.system.parallel
     if plan.compute.device.type == "cpu":
         found["threads"] = torch.get_num_threads()
     else:
@@ -224,7 +277,7 @@ def layout(plan: Plan, processes: Processes) -> dict[str, Any]:
 def _compare_layouts(plan: Plan, processes: Processes, view: View) -> None:
     """Take the number of CPU threads the run had, since another adds up in another order; say what else differs."""
     saved = plan.checkpoint["layout"] if plan.checkpoint else {}
-    if plan.compute.device.type == "cpu" and saved.get("threads"):
+    if plan.compute.device.type == "cpu" and saved.get("threads") and saved["ranks"] == processes.world_size:
         torch.set_num_threads(saved["threads"])
     changed = layout_differences(saved, layout(plan, processes)) if saved.get("ranks") else []
     if changed:

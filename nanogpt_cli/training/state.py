@@ -13,6 +13,10 @@ from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.model.weights import check_shapes, shapes_of
 from nanogpt_cli.training.checkpoints import FORMAT, Checkpoint, non_finite
 from nanogpt_cli.training.optimizers import Optimizer
+from nanogpt_cli.training.processes import Processes
+from nanogpt_cli.training.sharding import load_own, own, whole_state
+
+ALONE = Processes()
 
 
 @dataclass
@@ -53,28 +57,24 @@ class TrainingState:
     progress: Progress
     facts: Facts
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self, processes: Processes = ALONE) -> Checkpoint:
         """A complete training state; its tensors are the live ones, so write it before the next update.
+
+        Every rank must call it; of a sharded model the state is complete on rank 0 only.
 
         Raises:
             NonFiniteError: a weight or a moment is NaN or infinite: such a state is never saved.
         """
-        model = self.model.state_dict()
-        optimizer = self.optimizer.state_by_name()
-        moments = {
-            f"{name} ({key})": value
-            for part in optimizer.values()
-            for name, m in part.items()
-            for key, value in m.items()
-        }
-        broken = non_finite(model) or non_finite(moments)
+        here = {name: own(tensor) for name, tensor in self.model.state_dict().items()}
+        broken, problem = non_finite(here) or non_finite(self.optimizer.moments()), None
         if broken:
-            raise NonFiniteError(f"{broken} is not finite after step {self.progress.step}; nothing was saved.")
+            problem = NonFiniteError(f"{broken} is not finite after step {self.progress.step}; nothing was saved.")
+        processes.agree(problem)
         block_size = self.facts.architecture.block_size
         return {
             "format": FORMAT,
-            "model": model,
-            "optimizer": optimizer,
+            "model": whole_state(self.model),
+            "optimizer": self.optimizer.state_by_name(),
             "scaler": self.scaler.state_dict(),
             "step": self.progress.step,
             "rows": self.progress.rows,
@@ -115,4 +115,4 @@ def load_weights(model: GPT, weights: dict[str, torch.Tensor], source: str) -> N
     broken = non_finite(weights)
     if broken:
         raise UserError(f"{source}: the weights hold NaN or infinity ({broken}). Use an earlier checkpoint.")
-    model.load_state_dict(weights)
+    load_own(model, weights)

@@ -67,7 +67,7 @@ def test_ranks_share_the_windows(tiny_data: Path) -> None:
             return tensor
 
     shares = [
-        windows_loss(gpt, tokens, offsets, block_size=16, micro_batch=2, compute=CPU, processes=Share(rank, rank, 3))
+        windows_loss(gpt, tokens, offsets, block_size=16, micro_batch=2, compute=CPU, processes=Share(rank, 3))
         for rank in range(3)
     ]
     assert sum(shares) == pytest.approx(loss(gpt, tiny_data, 10, 4), abs=1e-6)
