@@ -1,7 +1,7 @@
 """Causal attention: torch's own kernels, and a path of our own for training on a CPU.
 
-On a CPU torch's kernel leaves its fast path with dropout and has a slow backward pass without. Ours walks over blocks of
-queries, so that keys of the future cost nothing, and keeps the weights for the way back.
+On a CPU torch's kernel leaves its fast path with dropout and has a slow backward pass without. Ours walks over blocks
+of queries, so that keys of the future cost nothing, and keeps the weights for the way back.
 """
 
 import math
@@ -16,13 +16,14 @@ from nanogpt_cli.model.dropout import keep_mask, keep_probability, masked
 QUERIES = 64  # in a block; 64 measured best for T = 128 to 1024
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, p: float = 0.0) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, p: float = 0.0, seen: Tensor | None = None) -> Tensor:
     """softmax(scale q k^T) v, every position seeing itself and those before; weights dropped with probability p.
 
-    q, k, v: (B, nh, T, hs), or q with the newest position only. Returns the shape of q.
+    q, k, v: (B, nh, T, hs), or q with the newest position only and k, v with all before; of those, `seen` (1, T) bool
+    says which exist. Returns the shape of q.
     """
-    if q.shape[2] == 1:
-        return F.scaled_dot_product_attention(q, k, v, scale=scale)
+    if q.shape[2] < k.shape[2]:
+        return F.scaled_dot_product_attention(q, k, v, scale=scale, attn_mask=seen)
     if q.device.type == "cpu" and q.requires_grad:
         y: Tensor = _CpuAttention.apply(q, k, v, scale, p)  # type: ignore[no-untyped-call]
         return y
@@ -51,7 +52,7 @@ class _CpuAttention(torch.autograd.Function):
         return (y.mul_(1 / keep_probability(p)) if p else y).view(shape)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, *kept = ctx.saved_tensors
         T = q.shape[1]
         dy = dy.reshape(q.shape)

@@ -42,7 +42,7 @@ class _Dropout(torch.autograd.Function):
         return masked(x, mask).mul_(ctx.scale)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (mask,) = ctx.saved_tensors
         return masked(grad.contiguous(), mask).mul_(ctx.scale), None
 

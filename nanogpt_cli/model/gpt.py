@@ -24,8 +24,8 @@ Rotation = tuple[Tensor, Tensor]  # cosines and sines, each (T, 1, hs/2)
 class KVCache(Protocol):
     """Keys and values of one layer, kept between calls of a generation."""
 
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Take k, v (B, nh, T, hs) of the new positions; return those of all positions so far."""
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Take k, v (B, nh, T, hs) of the new positions; returns those of all, and which may be seen if not all."""
 
 
 class Linear(nn.Linear):
@@ -49,15 +49,15 @@ def norm(config: ModelSettings) -> nn.Module:
     return nn.LayerNorm(config.n_embd, eps=1e-5, bias=config.bias)
 
 
-def rotation(start: int, length: int, head_width: int, device: torch.device) -> Rotation:
-    """Rotary angles (Su et al., 2021) of positions start .. start+length, with frequencies 1 .. 1/1024.
+def rotation(positions: Tensor, head_width: int) -> Rotation:
+    """Rotary angles (Su et al., 2021) of `positions` (T,), with frequencies 1 .. 1/1024.
 
     Only the first half of the hs/2 pairs turns; the other half carries no position, as in modded-nanogpt's records.
     """
     turning = max(1, head_width // 4)
-    frequencies = torch.logspace(0, -10, turning, base=2.0, device=device)
+    frequencies = torch.logspace(0, -10, turning, base=2.0, device=positions.device)
     frequencies = F.pad(frequencies, (0, head_width // 2 - turning))
-    angles = torch.outer(torch.arange(start, start + length, device=device).float(), frequencies)[:, None]
+    angles = torch.outer(positions.float(), frequencies)[:, None]  # (T, 1, hs/2)
     return angles.cos(), angles.sin()
 
 
@@ -88,9 +88,10 @@ class Attention(nn.Module):
         if by is not None:
             q, k = rotate(q, by), rotate(k, by)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, nh, T, hs)
+        seen = None
         if cache is not None:
-            k, v = cache.append(k, v)
-        y = attend(q, k, v, scale, self.config.dropout if self.training else 0.0)  # (B, nh, T, hs)
+            k, v, seen = cache.append(k, v)
+        y = attend(q, k, v, scale, self.config.dropout if self.training else 0.0, seen)  # (B, nh, T, hs)
         out: Tensor = self.c_proj(y.transpose(1, 2).reshape(B, T, C))  # heads side by side
         return out
 
@@ -169,17 +170,19 @@ class GPT(nn.Module):
                 std = 0.02 / math.sqrt(2 * self.config.n_layer) if into_stream else 0.02
                 p.copy_(torch.empty(p.shape, device="cpu").normal_(0.0, std, generator=generator))
 
-    def stream(self, idx: Tensor, cache: Sequence[KVCache] | None = None, start: int = 0) -> Tensor:
-        """Token ids (B, T) int64 at positions start .. start+T -> the normed residual stream (B, T, C)."""
+    def stream(self, idx: Tensor, cache: Sequence[KVCache] | None = None, positions: Tensor | None = None) -> Tensor:
+        """Token ids (B, T) int64 at `positions` (T,), from 0 on if None -> the normed residual stream (B, T, C)."""
         T = idx.shape[1]
-        if start + T > self.config.block_size:
-            raise ValueError(f"{start + T} positions do not fit block_size {self.config.block_size}")
+        if self.config.block_size < T:
+            raise ValueError(f"{T} positions do not fit block_size {self.config.block_size}")
+        if positions is None:
+            positions = torch.arange(T, device=idx.device)
         x = self.wte(idx)  # (B, T, C)
         by = None
         if self.wpe is not None:
-            x = x + self.wpe(torch.arange(start, start + T, device=idx.device))
+            x = x + self.wpe(positions)
         else:
-            by = rotation(start, T, self.config.n_embd // self.config.n_head, idx.device)
+            by = rotation(positions, self.config.n_embd // self.config.n_head)
         if self.ln_e is not None:
             x = self.ln_e(x)
         x = dropout(x, self.config.dropout if self.training else 0.0)

@@ -1,10 +1,14 @@
-"""Cross-entropy of the next token, in float32."""
+"""Cross-entropy of the next token, in float32, without holding the logits of all rows at once."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+# logits at a time; GPT-2's table makes 667 rows of the first and 21,345 of the second
+LOGITS_AT_ONCE = {"cpu": 2**25}
+LOGITS_AT_ONCE_ELSEWHERE = 2**30
 
 
 def softcap(logits: Tensor, cap: float) -> Tensor:
@@ -14,6 +18,50 @@ def softcap(logits: Tensor, cap: float) -> Tensor:
 
 def next_token_loss(x: Tensor, head: Tensor, targets: Tensor, cap: float, reduction: Literal["mean", "none"]) -> Tensor:
     """Nats for stream x (B, T, C), head matrix (V, C) and targets (B, T): a mean, or (B, T) for "none"."""
-    logits = softcap(F.linear(x, head), cap).float()
-    flat = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction=reduction)
-    return flat if reduction == "mean" else flat.view_as(targets)
+    x_rows, t_rows = x.flatten(0, 1), targets.flatten()
+    limit = LOGITS_AT_ONCE.get(x.device.type, LOGITS_AT_ONCE_ELSEWHERE)
+    chunks = -(-t_rows.numel() * head.shape[0] // limit)
+    if reduction == "mean" and torch.is_grad_enabled() and chunks > 1:
+        mean: Tensor = _LeanLoss.apply(x_rows, head, t_rows, cap, chunks)  # type: ignore[no-untyped-call]
+        return mean
+    nats = [_nats(x_c, head, t_c, cap) for x_c, t_c in zip(x_rows.chunk(chunks), t_rows.chunk(chunks), strict=True)]
+    if reduction == "none":
+        return torch.cat(nats).view_as(targets)
+    return torch.cat(nats).sum() / (t_rows >= 0).sum()
+
+
+def _nats(x: Tensor, head: Tensor, targets: Tensor, cap: float) -> Tensor:
+    return F.cross_entropy(softcap(F.linear(x, head), cap).float(), targets, ignore_index=-1, reduction="none")
+
+
+class _LeanLoss(torch.autograd.Function):
+    """The mean over rows. The way back is computed at once, chunk by chunk: the gradients of a chunk's logits
+    are known as soon as the logits are, so neither has to wait for the other chunks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, head: Tensor, targets: Tensor, cap: float, chunks: int) -> Tensor:
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        weight = head.to(dtype)  # once, not once a chunk
+        dx, dhead = torch.empty_like(x), torch.zeros_like(head)
+        total = torch.zeros((), device=x.device)
+        counted = (targets >= 0).unsqueeze(1)  # (rows, 1)
+        for x_c, dx_c, t_c, counted_c in zip(*(a.chunk(chunks) for a in (x, dx, targets, counted)), strict=True):
+            x_c, t_c = x_c.to(dtype), t_c.clamp(min=0).unsqueeze(1)
+            raw = F.linear(x_c, weight).float()  # (rows, V)
+            log_p = torch.log_softmax(softcap(raw, cap), dim=-1)
+            total -= (log_p.gather(1, t_c) * counted_c).sum()
+            d = log_p.exp_().scatter_add_(1, t_c, torch.full_like(t_c, -1, dtype=torch.float32))  # p - onehot
+            if cap:  # derivative of softcap: (cap / sqrt(l^2 + cap^2))^3
+                d *= (cap * torch.rsqrt(raw.square_() + cap * cap)).pow_(3)
+            d = d.to(dtype)
+            dx_c.copy_(d @ weight * counted_c)
+            dhead += d.t() @ (x_c * counted_c)
+        ctx.save_for_backward(dx, dhead, counted.sum())
+        return total / counted.sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        dx, dhead, count = ctx.saved_tensors
+        scale = grad / count  # late: float16 gradients of a mean would underflow before the loss scale reaches them
+        return dx * scale, dhead.mul_(scale), None, None, None

@@ -1,0 +1,136 @@
+"""Text from a model: all samples of a prompt in one batch, one token of each at a time.
+
+Sample i depends on (seed, i) alone: its random numbers are a pure function of them, whatever else is in the batch.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from nanogpt_cli.errors import NanogptError
+from nanogpt_cli.keyed import Purpose, raw
+from nanogpt_cli.model.decode import Decoder
+from nanogpt_cli.model.gpt import GPT
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen.
+
+    `temperature` 0 takes the most likely one. `top_k` keeps the k most likely, `top_p` the fewest whose probabilities
+    reach p; None keeps all. A sample ends with an id of `stop_ids`.
+    """
+
+    max_new_tokens: int
+    temperature: float = 0.8
+    top_k: int | None = 200
+    top_p: float | None = None
+    seed: int = 1337
+    stop_ids: frozenset[int] = frozenset()
+
+
+def generate(
+    model: GPT | Decoder,
+    prompt: Sequence[int],
+    num_samples: int,
+    sampling: Sampling,
+    *,
+    token_limit: int,
+    cached: bool = True,
+    dtype: torch.dtype | None = None,
+) -> Iterator[list[int | None]]:
+    """Continue `prompt` (at least one id): yields one list a step, one id a sample, None once it has ended.
+
+    When block_size positions are filled, the oldest half is dropped and the rest computed again.
+
+    Args:
+        model: a GPT, or a Decoder to pack the weights once for several prompts (`dtype` is then the decoder's).
+        token_limit: ids from here on are never drawn: rows of a padded table that no token uses.
+        cached: keep keys and values. Without, every step computes all positions: the same tokens in float32, slowly.
+        dtype: of the matrix products; None is float32.
+
+    Raises:
+        NanogptError: the logits are not finite.
+    """
+    decoder = model if isinstance(model, Decoder) else Decoder(model, dtype)
+    block_size = decoder.block_size
+    rows = torch.tensor([list(prompt)[-block_size:]], device=decoder.device)  # (1 or num_samples, T)
+    capacity = min(block_size, rows.shape[1] + sampling.max_new_tokens)
+    logits = decoder.prefill(rows, num_samples, capacity) if cached else decoder.logits(rows)
+    rows = rows.expand(num_samples, -1)
+    ended = [False] * num_samples
+    for step in range(sampling.max_new_tokens):
+        ids = draw(logits[:, :token_limit].expand(num_samples, -1), sampling, step)
+        yield [None if over else token for token, over in zip(ids, ended, strict=True)]
+        ended = [over or token in sampling.stop_ids for token, over in zip(ids, ended, strict=True)]
+        if all(ended) or step + 1 == sampling.max_new_tokens:
+            return
+        newest = torch.tensor(ids, device=decoder.device).unsqueeze(1)  # (num_samples, 1)
+        rows = torch.cat((rows, newest), dim=1)
+        if full := rows.shape[1] > block_size:
+            rows = rows[:, -max(1, block_size // 2) :]
+        if not cached:
+            logits = decoder.logits(rows)
+        else:
+            logits = decoder.prefill(rows, num_samples, capacity) if full else decoder.step(newest)
+
+
+def draw(logits: Tensor, sampling: Sampling, step: int) -> list[int]:
+    """One id for each row of logits (rows, V), with the random numbers of this step.
+
+    Raises:
+        NanogptError: a row holds NaN, or nothing finite.
+    """
+    V = logits.shape[1]
+    greedy = sampling.temperature == 0
+    k = 1 if greedy else V if sampling.top_k is None else min(sampling.top_k, V)
+    if k < V:
+        values, ids = logits.topk(k, dim=-1)  # exactly k, also among equals
+        ids, order = ids.sort(dim=-1)  # by id: a rounding that swaps two ranks must not swap what is drawn
+        values = values.gather(1, order)
+    else:
+        values, ids = logits, torch.arange(V, device=logits.device).expand_as(logits)
+    scores: npt.NDArray[np.float64] = values.cpu().double().numpy()
+    best = scores.max(axis=1, keepdims=True)
+    if not np.isfinite(best).all():
+        raise NanogptError(
+            "The model's logits are not finite: its weights are damaged, or the device computes wrongly."
+        )
+    if greedy:
+        return [int(i) for i in ids[:, 0].tolist()]
+    weights = np.exp((scores - best) / sampling.temperature)
+    if sampling.top_p is not None and sampling.top_p < 1:
+        weights = _nucleus(weights, sampling.top_p)
+    places = _inverse_cdf(weights, _uniforms(sampling.seed, len(weights), step))
+    return [int(i) for i in ids.gather(1, torch.from_numpy(places).to(ids.device).unsqueeze(1)).flatten().tolist()]
+
+
+def _nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.float64]:
+    """Zero what lies outside the fewest columns whose share of a row's sum reaches top_p."""
+    order = np.argsort(-weights, axis=1, kind="stable")
+    falling = np.take_along_axis(weights, order, axis=1)
+    before = np.cumsum(falling, axis=1) - falling  # what the more likely ones reach without this one
+    inside = before < top_p * falling.sum(axis=1, keepdims=True)
+    kept = np.zeros_like(weights)
+    np.put_along_axis(kept, order, np.where(inside, falling, 0.0), axis=1)
+    return kept
+
+
+def _inverse_cdf(weights: npt.NDArray[np.float64], uniforms: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """The column of each row in which its share `uniforms` (0 to below 1) of the row's sum falls."""
+    sums = np.cumsum(weights, axis=1)
+    goal = uniforms * sums[:, -1]
+    places = (sums <= goal[:, None]).sum(axis=1)
+    last = (sums < sums[:, -1:]).sum(axis=1)  # rounding must not go beyond it
+    result: npt.NDArray[np.int64] = np.minimum(places, last)
+    return result
+
+
+def _uniforms(seed: int, count: int, step: int) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1) for samples 0 .. count-1."""
+    words = [raw(seed, Purpose.SAMPLE, stream=i, start=step, count=1)[0] for i in range(count)]
+    return np.array([int(word) >> 11 for word in words], dtype=np.float64) * 2.0**-53
