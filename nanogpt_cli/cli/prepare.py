@@ -69,7 +69,7 @@ def prepare(
     """
     from nanogpt_cli.data import catalogue
     from nanogpt_cli.data.documents import Reading
-    from nanogpt_cli.data.prepare import prepare_named, prepare_paths
+    from nanogpt_cli.data.prepare import default_name, prepare_named, prepare_paths
     from nanogpt_cli.data.splits import own_split
 
     words, known = what or [], catalogue.names()
@@ -77,7 +77,7 @@ def prepare(
         raise UserError(f"Say what to prepare: paths, or one of {', '.join(known)}.")
     entry = catalogue.find(words[0]) if len(words) == 1 else None
     if verify:
-        _verify(name or (entry.name if entry else words[0]), data_dir, as_json)
+        _verify(name or (entry.name if entry else default_name(words)), data_dir, as_json)
         return
     reading: dict[str, Any] = {
         "text_field": text_field,

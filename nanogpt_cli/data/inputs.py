@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from nanogpt_cli.data import catalogue
 from nanogpt_cli.data.documents import KINDS, file_kind
 from nanogpt_cli.data.sources import PinnedFile, Say, cached, sha256_of
-from nanogpt_cli.errors import UserError
+from nanogpt_cli.errors import UserError, did_you_mean
 from nanogpt_cli.files import temporary_beside
 
 
@@ -97,15 +98,15 @@ def find_files(words: list[str]) -> list[Path]:
         if path.is_dir():
             below = [file for file in path.rglob("*") if file_kind(file) and file.is_file()]
             matches = [file for file in below if not any(part.startswith(".") for part in file.relative_to(path).parts)]
-            nothing = f"no file in this folder ends in {', '.join(KINDS)}, or in these and .gz or .zst"
+            nothing = f"no file in this folder ends in {', '.join(KINDS)}, or in these and .gz or .zst."
         elif path.exists():
             matches, nothing = [path], ""
         else:
             base = Path(path.anchor)
             matches = [file for file in base.glob(str(path.relative_to(base))) if file.is_file()]
-            nothing = "no such file or folder"
+            nothing = f"no such file or folder.{did_you_mean(word, catalogue.names())}"
         if not matches:
-            raise UserError(f"{word}: {nothing}.")
+            raise UserError(f"{word}: {nothing}")
         for match in sorted(matches, key=lambda file: file.parts):
             found.setdefault(match.resolve(), match)
     return list(found.values())

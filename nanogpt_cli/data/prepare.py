@@ -1,6 +1,7 @@
 """What can be asked for: a data set by its name, own text by its paths, or whatever a run needs and is not there."""
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -139,15 +140,17 @@ def prepare_paths(
             name=name,
             folder=folder,
             inputs=inputs,
-            source={
-                "paths": [str(Path(label).absolute()) for label in inputs.labels[:100]],
-                "files": len(inputs.labels),
-            },
+            source={"paths": [_shown(label) for label in inputs.labels[:100]], "files": len(inputs.labels)},
             tokenizer=tokenizer or "auto",
             split=split or own_split("position"),
             reading=reading or Reading(),
         )
         return run(job, workers=workers, force=force, progress=progress)
+
+
+def _shown(path: str) -> str:
+    """A path as text, also one that the console's encoding could not read."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def default_name(words: list[str]) -> str:
