@@ -156,21 +156,22 @@ def _from_file(path: Path) -> LoadedModel:
 
 def _from_nanogpt(content: dict[str, Any], path: Path) -> LoadedModel:
     theirs = from_nanogpt(content, str(path))
-    tokenizer, note = _nanogpt_tokenizer(path.parent, theirs.dataset, theirs.settings.vocab_size or 0)
+    roots = [Path("data"), path.parent.parent / "data"] if theirs.dataset else []
+    places = [path.parent, *(root / str(theirs.dataset) for root in roots)]
+    tokenizer, note = _nanogpt_tokenizer(places, theirs.settings.vocab_size or 0)
+    folder = next((place.absolute() for place in places[1:] if (place / "val.bin").is_file()), None)
     return LoadedModel(
         build_model(theirs.settings, theirs.tensors, str(path)),
         tokenizer,
         f"{path} (nanoGPT, step {theirs.step:,})",
         step=theirs.step,
-        data={"name": theirs.dataset} if theirs.dataset else None,
+        data={"name": theirs.dataset} | ({"folder": str(folder)} if folder else {}) if theirs.dataset else None,
         notes=(note,),
     )
 
 
-def _nanogpt_tokenizer(folder: Path, dataset: str | None, vocab_size: int) -> tuple[Tokenizer | None, str]:
+def _nanogpt_tokenizer(places: list[Path], vocab_size: int) -> tuple[Tokenizer | None, str]:
     """What nanoGPT's sample.py would use: the data set's meta.pkl, else GPT-2's; and where it comes from."""
-    roots = [Path("data"), folder.parent / "data"] if dataset else []
-    places = [folder, *(root / str(dataset) for root in roots)]
     for place in places:
         tokenizer = _data_tokenizer(place)
         if tokenizer is not None and tokenizer.size == vocab_size:

@@ -179,6 +179,18 @@ def test_nanogpt_bpe_models_take_gpt2_and_leave_padding_out() -> None:
     assert (loaded.tokenizer.kind, loaded.token_limit) == ("gpt2", 50257)
 
 
+def test_nanogpt_data_is_found_beside_the_out_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "clone" / "out").mkdir(parents=True)
+    torch.save(nanogpt_checkpoint(NANOGPT), "clone/out/ckpt.pt")
+    assert load_model("clone/out").data == {"name": "tiny"}
+    folder = tmp_path / "clone" / "data" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "val.bin").write_bytes(b"")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert load_model("../clone/out").data == {"name": "tiny", "folder": str(Path("../clone/data/tiny").absolute())}
+
+
 def test_an_alphabet_of_another_size_is_not_the_models() -> None:
     Path("data/tiny").mkdir(parents=True)
     meta = {"vocab_size": 2, "itos": {0: "a", 1: "b"}, "stoi": {"a": 0, "b": 1}}
