@@ -150,10 +150,10 @@ def contradictions(config: Config, origins: dict[str, str]) -> list[str]:
             f"min_lr = {o.min_lr:g} is above learning_rate = {o.learning_rate:g}: the rate would rise. "
             "Lower --min-lr, or leave it out (learning_rate / 10)."
         )
-    if o.warmup_iters and o.schedule != "constant" and o.warmup_iters >= (o.lr_decay_iters or t.max_iters):
+    if o.warmup_iters and o.lr_decay_iters and o.schedule != "constant" and o.warmup_iters >= o.lr_decay_iters:
         found.append(
-            f"warmup_iters = {o.warmup_iters} leaves no update for the decay, which ends at "
-            f"{o.lr_decay_iters or t.max_iters}. Lower --warmup-iters, or leave it out."
+            f"warmup_iters = {o.warmup_iters} leaves no update for the decay, which ends at lr_decay_iters = "
+            f"{o.lr_decay_iters}. Lower --warmup-iters, or leave it out."
         )
     if t.init_from == "scratch":  # nanoGPT's words
         found.append("init_from = scratch: leave it out, random weights are the default.")

@@ -190,7 +190,7 @@ def test_contradictions_name_both_sides() -> None:
     cases = [
         ({"n_embd": "10", "n_head": "4"}, "n_embd = 10 is not divisible by n_head = 4"),
         ({"learning_rate": "3e-5", "min_lr": "6e-5"}, r"min_lr = 6e-05 is above learning_rate = 3e-05"),
-        ({"max_iters": "500", "warmup_iters": "2000"}, "warmup_iters = 2000 leaves no update for the decay"),
+        ({"lr_decay_iters": "500", "warmup_iters": "2000"}, "warmup_iters = 2000 leaves no update for the decay"),
         ({"init_from": "scratch"}, "leave it out"),
         ({"init_from": "resume"}, "type nanogpt resume RUN"),
         ({"position": "rotary", "n_embd": "12", "n_head": "4"}, "even head width"),

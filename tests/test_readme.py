@@ -1,0 +1,65 @@
+"""README's commands run as they stand there; only training is cut short."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from nanogpt_cli.cli.main import COMMANDS, run
+from nanogpt_cli.config.presets import preset_names
+from tests.conftest import TEXT
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SHORT = "--max-iters 4 --eval-interval 4 --eval-iters 1 --n-embd 16 --n-layer 1 --peak-tflops 1"
+
+
+def commands(fence: str) -> list[str]:
+    """The lines of README's code blocks that open with ```fence."""
+    blocks = re.findall(rf"^```{fence}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def shortened(line: str) -> list[str]:
+    words = shlex.split(line)[1:]
+    if words[0] == "train" and "--dry-run" not in words:
+        return [*words, *SHORT.split()]
+    if words[0] == "resume":
+        return [*words[:2], "--max-iters", "6"]
+    return words
+
+
+def test_commands_for_a_newcomer_run_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = [line for line in commands("sh") if line.startswith("nanogpt ")]
+    assert len(lines) >= 8
+    monkeypatch.chdir(tmp_path)
+    Path("my.txt").write_text("ROMEO:\nBut soft, what light!\n" + 3 * TEXT, encoding="utf-8")
+    assert run(["prepare", "my.txt", "--name", "shakespeare_char"]) == 0  # stands in for the download
+    assert run(["prepare", "my.txt", "--name", "shakespeare", "--tokenizer", "bytes"]) == 0
+    for line in lines:
+        assert run(shortened(line)) == 0, f"{line}\n{capfd.readouterr().err}"
+    assert "ROMEO:" in capfd.readouterr().out
+
+
+def test_install_lines_are_what_ci_does() -> None:
+    start, test = (line for line in commands("sh") if line.startswith("python3 -m venv"))
+    script = (ROOT / ".ci" / "run").read_text()
+    pin = re.search(r"torch==[\d.]+", script)
+    assert pin is not None
+    for line in (start, test):
+        assert pin.group() in line
+    assert "'.[dev]'" in test
+    assert "'.[dev]'" in script
+    assert test.endswith("pytest")
+    assert "/pytest" in script
+    assert run([*shlex.split(start.split("&&")[-1].split("/bin/nanogpt")[1]), "--help"]) == 0
+
+
+def test_every_command_and_preset_named_exists() -> None:
+    for name in re.findall(r"`?nanogpt ([a-z]+)\b", README):
+        assert name in COMMANDS or name in ("stands", "RUN"), name
+    for name in re.findall(r"--preset ([a-z0-9_]+)", README):
+        assert name in preset_names()
