@@ -13,8 +13,7 @@ from nanogpt_cli.errors import UserError
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.training.device import Compute, inference
 
-LOGITS = 1 << 27  # elements of one batch's logits that are sure to fit: 512 MB in float32
-LARGEST_BATCH = 64
+BATCH_TOKENS = 1 << 14  # keep a GPU busy, and take less than a gigabyte with GPT-2 XL
 
 Progress = Callable[[int, int], None]  # tokens done, tokens in all
 
@@ -36,8 +35,8 @@ class SplitLoss:
 
 
 def default_batch_size(model: GPT) -> int:
-    """Windows a batch whose logits fit into half a gigabyte."""
-    return max(1, min(LARGEST_BATCH, LOGITS // (model.config.block_size * model.wte.weight.shape[0])))
+    """Windows a forward pass."""
+    return max(1, BATCH_TOKENS // model.config.block_size)
 
 
 def evaluate_split(

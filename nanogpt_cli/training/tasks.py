@@ -223,12 +223,15 @@ def _score_batch(
     for row, (text, (_, ending)) in enumerate(zip(texts, rows, strict=True)):
         idx[row, : len(text)] = text
         counts[row, max(1, len(text) - len(ending)) : len(text)] = True
+    counted = torch.from_numpy(counts[:, 1:])
     tokens = torch.from_numpy(idx).to(compute.device)
+    targets = tokens[:, 1:][counted.to(compute.device)]  # (N,): those of the endings alone
     with compute.autocast():
-        logits = model(tokens[:, :-1]).float()  # (B, T, V)
-    targets = tokens[:, 1:]
-    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+        x = model.stream(tokens[:, :-1])  # (B, T, C)
+        logits = model.logits(x[counted.to(compute.device)]).float()  # (N, V)
+    losses = F.cross_entropy(logits, targets, reduction="none").cpu().numpy().astype(np.float64)
     hit = (logits.argmax(-1) == targets).cpu().numpy()
-    counted = counts[:, 1:]
-    scores = -(losses.cpu().numpy().astype(np.float64) * counted).sum(axis=1)
-    return scores, (hit | ~counted).all(axis=1)
+    row_of = np.nonzero(counts[:, 1:])[0]
+    scores: npt.NDArray[np.float64] = -np.bincount(row_of, weights=losses, minlength=len(rows))
+    greedy: npt.NDArray[np.bool_] = np.bincount(row_of[~hit], minlength=len(rows)) == 0
+    return scores, greedy

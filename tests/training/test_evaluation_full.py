@@ -1,6 +1,7 @@
 """The loss of a whole split: what it is by hand, and that the batch size does not matter."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,10 +109,7 @@ def test_splits_and_ids_that_cannot_be_evaluated(tmp_path: Path) -> None:
         evaluate_split(random_model(SETTINGS), tokens, batch_size=1, compute=COMPUTE)
 
 
-def test_the_batch_follows_from_the_size_of_the_logits() -> None:
-    with torch.device("meta"):
-        from nanogpt_cli.model.gpt import GPT
-
-        gpt2 = GPT(ModelSettings(n_layer=1, n_head=1, n_embd=8, block_size=1024, vocab_size=50257))
-    assert default_batch_size(gpt2) == 2
-    assert default_batch_size(random_model(SETTINGS)) == 64
+def test_the_batch_follows_from_the_context() -> None:
+    assert default_batch_size(random_model(SETTINGS)) == 1024
+    assert default_batch_size(random_model(replace(SETTINGS, block_size=1024))) == 16
+    assert default_batch_size(random_model(replace(SETTINGS, block_size=100_000))) == 1

@@ -62,16 +62,16 @@ def test_hellaswag_by_hand(tmp_path: Path, batch_size: int) -> None:
     assert result.accuracy_norm == right_norm / 3
 
 
-def test_a_model_that_knows_the_answers_is_right(tmp_path: Path) -> None:
-    """Written-out likelihoods: a model that always predicts `a`, and then the letter after the one it saw."""
+def test_likelihoods_written_out(tmp_path: Path) -> None:
+    """Written-out likelihoods: a model that prefers `a` everywhere."""
     model = random_model(LONG)
 
-    def forward(idx: torch.Tensor) -> torch.Tensor:
-        logits = torch.zeros(*idx.shape, 18)
-        logits[..., ALPHABET.encode("a")[0]] = 2.0
-        return logits
+    def logits(x: torch.Tensor) -> torch.Tensor:
+        always = torch.zeros(len(x), 18)
+        always[:, ALPHABET.encode("a")[0]] = 2.0
+        return always
 
-    model.forward = forward  # type: ignore[method-assign, assignment]
+    model.logits = logits  # type: ignore[method-assign]
     lines = [{"ctx": "b", "endings": ["aaaa", "bb", "ab", "bbbbbb"], "label": 1}]
     questions = read_questions(TASKS["hellaswag"], write_lines(tmp_path / "a", lines), ALPHABET)
     norm = math.log(17 + math.exp(2.0))
