@@ -172,12 +172,14 @@ def _row(one: "Measurement") -> list[str]:
 
 
 def _speed(one: "Measurement", peak: tuple[float, str] | None) -> list[tuple[str, str, str]]:
-    of_peak = f"of {peak[0] / 1e12:.4g} TFLOP/s, {peak[1]}" if peak else "no peak known; --peak-tflops sets it"
+    from nanogpt_cli.runs.views import peak as in_words
+
+    of_peak = f"of {in_words(peak[0] / 1e12)}, {peak[1]}" if peak else "no peak known; --peak-tflops sets it"
     parts = f"{one.micro_steps} x {one.micro_ms:,.1f} ms (spread {one.spread:.0%}) + optimizer"
     rows = [
         ("update", f"{one.step_ms:,.1f} ms", parts),
         ("tokens/s", f"{one.tokens_per_s:,.0f}", f"{one.tokens_per_step:,} tokens an update"),
-        ("speed", f"{one.flops_per_s / 1e12:.4g} TFLOP/s", "6N + 12LHQT FLOPs a token"),
+        ("speed", in_words(one.flops_per_s / 1e12), "6N + 12LHQT FLOPs a token"),
         ("MFU", show.number(one.mfu, ".1%"), of_peak),
         ("memory", show.number(one.memory_gib, ".2f", " GiB"), "peak of this process"),
     ]
