@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nanogpt_cli.data.batches import Batches
 from nanogpt_cli.data.rows import evaluation_offsets
-from nanogpt_cli.errors import UserError
+from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.files import remove_leftovers, write_toml
 from nanogpt_cli.keyed import Purpose, seed32
 from nanogpt_cli.model.flops import flops_per_token
@@ -32,6 +32,7 @@ from nanogpt_cli.training.checkpoints import (
     save_checkpoint,
     weights_only,
 )
+from nanogpt_cli.training.device import compile_model
 from nanogpt_cli.training.loop import Evaluation, Training
 from nanogpt_cli.training.optimizers import Optimizer
 from nanogpt_cli.training.plan import Plan
@@ -148,6 +149,8 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
     plan.compute.prepare()
     _compare_layouts(plan, processes, view)
     state = build_state(plan, processes)
+    if plan.compute.compile and not plan.sharded:
+        _compile(plan, state.model, view)
     config, arch = plan.config, plan.architecture
     tokens_per_step, per_token = plan.tokens_per_step, flops_per_token(arch)
     peak = plan.peak[0] if plan.peak else None
@@ -224,9 +227,16 @@ def build_state(plan: Plan, processes: Processes) -> TrainingState:
     elif plan.initial_weights is not None:
         load_weights(model, plan.initial_weights, str(config.train.init_from))
     plan.checkpoint = plan.initial_weights = None  # free the memory
-    if plan.compute.compile and not plan.sharded:
-        model.compile()  # in place: parameter names stay clean
     return state
+
+
+def _compile(plan: Plan, model: GPT, view: View) -> None:
+    """torch.compile, or the reason why not: a warning where it was our idea, an error where the user asked for it."""
+    problem = compile_model(model, plan.compute, plan.split.micro_batch, plan.architecture.block_size)
+    if problem and plan.config.system.compile == "on":
+        raise NanogptError(f"--compile on: torch.compile failed here: {problem}. Use --compile auto or off.")
+    if problem:
+        view.warn(f"torch.compile failed here ({problem}); going on without it")
 
 
 def _build_model(plan: Plan, processes: Processes) -> GPT:

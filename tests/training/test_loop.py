@@ -218,3 +218,16 @@ def test_two_seeds_differ_and_one_seed_is_identical(runs: Runner) -> None:
     a, b, c = (runs.train(name, max_iters=3, seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
     assert same_weights(a.run.checkpoint, b.run.checkpoint)
     assert not same_weights(a.run.checkpoint, c.run.checkpoint)
+
+
+def test_a_failing_compilation_is_a_warning_for_auto_and_an_error_for_on(
+    runs: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nanogpt_cli.training import device, start
+
+    monkeypatch.setattr(start, "compile_model", lambda *args: "InductorError: no compiler")
+    monkeypatch.setattr(device, "_choose_compile", lambda *args: (True, "for this test"))
+    assert runs.train("auto", max_iters=1, compile="auto").step == 1
+    assert any("no compiler" in text for text in runs.view.said)
+    with pytest.raises(NanogptError, match="--compile on"):
+        runs.train("on", max_iters=1, compile="on")
