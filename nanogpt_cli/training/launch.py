@@ -5,6 +5,7 @@ passes signals on, ends what is left when one rank has died, and restarts by a l
 """
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -32,21 +33,26 @@ STRAGGLERS = 10.0  # seconds between the end of the first rank and that of the o
 LAST_LINES = 20  # of what a rank wrote before it died without a word
 
 
-def launch(run: Path, processes: int, machines: Machines, say: Callable[[str], None]) -> None:
+def launch(run: str, processes: int, machines: Machines, say: Callable[[str], None]) -> None:
     """Run `processes` ranks on this machine to the end of the run, with at most `machines.max_restarts` restarts.
+
+    Args:
+        run: a path or name; what stands here on other machines than 0 is not looked at.
 
     Raises:
         NanogptError: the error of the rank that failed first, with that rank's exit code.
         StoppedError: a signal; the ranks have saved.
     """
     for attempt in range(machines.max_restarts + 1):
-        # each machine counts the same failures, so that all agree on the name of an attempt
-        launcher = Launcher(os.getpid(), machines, attempt=f"{run.name}-{attempt}")
-        error = _Ranks(["-m", "nanogpt_cli", "resume", str(run)], processes, launcher).run()
+        # every machine counts the same failures, so that all agree on the number of an attempt
+        launcher = Launcher(os.getpid(), machines, str(attempt))
+        error = _Ranks(["-m", "nanogpt_cli", "resume", run], processes, launcher).run()
         if error is None:
             return
-        if error.exit_code != NanogptError.exit_code or attempt == machines.max_restarts:
+        if error.exit_code != NanogptError.exit_code:
             raise error
+        if attempt == machines.max_restarts:
+            raise NanogptError(f"{error}\nTo go on from the last checkpoint: nanogpt resume {run}")
         say(f"{error}\nRestart {attempt + 1} of {machines.max_restarts}, from the last checkpoint.")
 
 
@@ -90,6 +96,7 @@ class _Ranks:
 
     def _run_agent(self) -> None:
         run_id = uuid.uuid4().hex
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what is to be told, we tell
         try:
             rendezvous = get_rendezvous_handler(RendezvousParameters("c10d", "localhost:0", run_id, 1, 1))
             spec = WorkerSpec(

@@ -145,9 +145,9 @@ class Plan:
         ranks, here = self.split.world_size, self.config.system.gpus
         if ranks == 1:
             return []
-        where = f"{here} on this machine" if ranks == here else f"{here} on each of {ranks // here} machines"
+        where = "on this machine" if ranks == here else f"({here} on each of {ranks // here} machines)"
         how = "FSDP: each keeps a share of the model" if self.sharded else "DDP: each keeps the whole model"
-        return [("processes", f"{ranks}, {where}", f"{how}; {self.backend}")]
+        return [("processes", f"{ranks} {where}", f"{how}; {self.backend}")]
 
 
 def _duration(seconds: float) -> str:

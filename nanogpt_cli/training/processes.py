@@ -203,7 +203,7 @@ def _await_listener(place: Place, timeout: float) -> None:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"rank {place.rank} found nobody at {place.address}:{place.port} in {timeout:g} s ({error}). "
+                    f"nobody was found at {place.address}:{place.port} in {timeout:g} s ({error}). "
                     "Start the command on machine 0 too, and name it in --rdzv-endpoint as this machine can reach it; "
                     "--rdzv-timeout waits longer."
                 ) from None

@@ -58,7 +58,7 @@ def conduct(
     if place.several:
         return _as_rank(place, make_plan, machines, dry_run, show)
     if machines.number > 0 and not dry_run:
-        launch_workers(Path("run"), processes(), machines, say)
+        launch_workers("RUN", processes(), machines, say)
         return None
     plan = make_plan(machines=machines.count)
     show(plan)
@@ -71,13 +71,13 @@ def conduct(
     if plan.finished and not plan.makes_run:
         return plan, start(plan)
     plan.checkpoint = plan.initial_weights = None
-    launch_workers(run.path, plan.split.world_size // machines.count, machines, say)
+    launch_workers(str(run.path), plan.split.world_size // machines.count, machines, say)
     newest, _, _ = latest_state(run.checkpoint, run.previous)
     assert newest is not None
     return plan, Outcome(run, newest["step"], newest["progress"]["best_loss"])
 
 
-def launch_workers(run: Path, count: int, machines: Machines, say: Callable[[str], None]) -> None:
+def launch_workers(run: str, count: int, machines: Machines, say: Callable[[str], None]) -> None:
     """`launch`, whose module a lone process need not import."""
     from nanogpt_cli.training.launch import launch
 
@@ -160,7 +160,7 @@ def _tell(place: Place, error: Exception) -> NoReturn:
     if isinstance(error, NanogptError):
         text = str(error) if shared or place.rank == 0 else f"rank {place.rank}: {error}"
     elif lost:
-        text = f"rank {place.rank} lost contact with another, whose own error says more ({error})"
+        text = f"rank {place.rank} lost contact with another, whose own error says more ({str(error).split('. ')[0]})"
     else:
         text = f"rank {place.rank} failed:\n{traceback.format_exc()}"
     if place.launcher is not None and os.getppid() == place.launcher.pid:
