@@ -29,7 +29,7 @@ from nanogpt_cli.data.units import Text
 from nanogpt_cli.data.workers import Cursor, encoded, usable_cores
 from nanogpt_cli.data.writer import SPLITS, STATE, Writer
 from nanogpt_cli.errors import UserError
-from nanogpt_cli.files import sync_folder, user_cache, write_toml
+from nanogpt_cli.files import make_folder, sync_folder, user_cache, write_toml
 
 META, WORK = "meta.toml", ".prepare"
 FORMAT = 1
@@ -103,7 +103,9 @@ def run(job: Job, *, workers: int | None = None, force: bool = False, progress: 
     with _one_at_a_time(job.folder, progress):
         meta = None if force else _already(job)
         already = meta is not None
-        if meta is None:
+        if meta is not None:
+            shutil.rmtree(job.folder / WORK, ignore_errors=True)  # of a process killed when all but this was done
+        else:
             with _work_folder(job, progress) as work:
                 if not (work / META).is_file():  # else nothing but the last renames is missing
                     write_toml(work / META, _make(job, work, workers, progress))
@@ -134,11 +136,11 @@ def _work_folder(job: Job, progress: Progress) -> Iterator[Path]:
     if _request_of(work) not in (None, job.request()):
         progress.say("unfinished files of another text, or of other settings, are dropped")
         shutil.rmtree(work)
-    work.mkdir(parents=True, exist_ok=True)
+    make_folder(work)
     try:
         yield work
     except BaseException:
-        if not (work / STATE).exists():
+        if not (work / STATE).exists() and not (work / META).exists():
             shutil.rmtree(work)
             for folder in made:
                 folder.rmdir()
@@ -250,10 +252,13 @@ def _install(work: Path, folder: Path) -> dict[str, Any]:
     """Move finished files into place, metadata last. May be killed and run again at any point."""
     meta = tomllib.loads((work / META).read_text(encoding="utf-8"))
     (folder / META).unlink(missing_ok=True)  # of a data set that is replaced, the marker goes first
+    (work / STATE).unlink(missing_ok=True)  # the note is of files that are about to leave
     for split in SPLITS:
         part = work / f"{split}.bin"
         if part.exists():
-            os.truncate(part, meta["splits"][split]["bytes"])
+            with part.open("r+b") as file:
+                file.truncate(meta["splits"][split]["bytes"])
+                os.fsync(file.fileno())
             part.replace(folder / f"{split}.bin")
     sync_folder(folder)
     (work / META).replace(folder / META)

@@ -160,8 +160,9 @@ def _rows(tokenizer: Tokenizer) -> tuple[int, str]:
 
 def _open_foreign(folder: Path, token_dtype: str | None, tokenizer: str | None, check: Check) -> DataSet:
     given = _given_tokenizer(tokenizer) if tokenizer else None
-    foreign = find_foreign(folder, token_dtype or (given.dtype.name if given else "uint16"))
-    if foreign is None or (folder / WORK).exists():
+    unfinished = (folder / WORK).exists()
+    foreign = None if unfinished else find_foreign(folder, token_dtype or (given.dtype.name if given else "uint16"))
+    if foreign is None:
         raise _no_data_set(folder)
     if not foreign.shards and token_dtype is None and any(map(looks_like_uint32, (foreign.train, foreign.val))):
         raise UserError(

@@ -18,6 +18,11 @@ SPLITS = ("train", "val")
 SAVE_SECONDS = 5.0
 
 
+def _size(work: Path, split: str) -> int:
+    path = work / f"{split}.bin"
+    return path.stat().st_size if path.exists() else 0
+
+
 class Writer:
     """Appends units; a context manager. What follows the last note is dropped when the work goes on.
 
@@ -34,8 +39,9 @@ class Writer:
         self.documents = self.characters = self.text_bytes = 0
         if (work / STATE).exists():
             state = json.loads((work / STATE).read_text(encoding="utf-8"))
-            self.cursor, self.bytes = Cursor(*state["cursor"]), state["bytes"]
-            self.documents, self.characters, self.text_bytes = state["counts"]
+            if all(_size(work, split) >= size for split, size in zip(SPLITS, state["bytes"], strict=True)):
+                self.cursor, self.bytes = Cursor(*state["cursor"]), state["bytes"]
+                self.documents, self.characters, self.text_bytes = state["counts"]
 
     def __enter__(self) -> "Writer":
         self.saved = time.monotonic()
