@@ -45,13 +45,18 @@ def temporary_beside(path: Path) -> Iterator[Path]:
     handle, name = tempfile.mkstemp(prefix=f"{TEMPORARY_PREFIX}{path.name}-", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
-    mask = os.umask(0)
-    os.umask(mask)
-    temporary.chmod(0o666 & ~mask)  # mkstemp makes files private
+    give_usual_mode(temporary)
     try:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def give_usual_mode(path: Path) -> None:
+    """Let `path` be read by whom the user's umask allows: tempfile and safetensors make private files and folders."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """`nanogpt sample`: text from a model."""
 
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -15,14 +16,13 @@ if TYPE_CHECKING:
     import torch
 
     from nanogpt_cli.model.generate import Sampling
-    from nanogpt_cli.runs.directory import RunDirectory
     from nanogpt_cli.training.loading import LoadedModel
     from nanogpt_cli.training.sampling import Sample
 
 RULE = "-" * 40
 STDIN = "-"
 MAX_NEW_TOKENS, TEMPERATURE, TOP_K, SEED = 500, 0.8, 200, 1337
-CLOSING_TOKENS = 300  # of the sample at the end of a training
+LARGEST_SEED = 2**63 - 1
 
 
 def sample(
@@ -44,7 +44,9 @@ def sample(
     top_p: Annotated[
         str, typer.Option(metavar="P|none", help="Draw from the most likely tokens that add up to P.")
     ] = "none",
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Sample i depends on seed and i alone.")] = SEED,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, max=LARGEST_SEED, help="Sample i depends on seed and i alone.")
+    ] = SEED,
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="End a sample before this text; may be repeated.")
     ] = None,
@@ -69,24 +71,18 @@ def sample(
         if number and not json:
             print(f"\n{RULE}")
         samples = _write(loaded, text, ids, num_samples, sampling, stops, show_text=not json, dtype=compute.dtype)
-        found += [{"prompt": text, "sample": i, **_plain(one)} for i, one in enumerate(samples)]
+        for i, one in enumerate(samples):
+            found.append({"prompt": text, "sample": i, "text": one.text, "tokens": one.tokens, "ended": one.ended})
     if json:
         settings = {key: value for key, value in asdict(sampling).items() if key != "stop_ids"}
         show.document({"model": loaded.source, "step": loaded.step, **settings, "samples": found})
 
 
-def closing_sample(run: "RunDirectory") -> None:
-    """What a training ends with: one sample of the run's best weights, on the CPU."""
-    from nanogpt_cli.training.loading import load_model
-
-    loaded = load_model(str(run.path))
-    text, ids = _encode(loaded, [])[0]
-    _write(loaded, text, ids, 1, _sampling(CLOSING_TOKENS, TEMPERATURE, str(TOP_K), "none", SEED), ())
-
-
 def _sampling(max_new_tokens: int, temperature: float, top_k: str, top_p: str, seed: int) -> "Sampling":
     from nanogpt_cli.model.generate import Sampling
 
+    if not math.isfinite(temperature):
+        raise UserError(f"--temperature {temperature}: a number of at least 0.")
     k = _number("--top-k", top_k, int, "a whole number of at least 1, or none")
     p = _number("--top-p", top_p, float, "a number above 0 and at most 1, or none")
     if p is not None and p > 1:
@@ -138,9 +134,15 @@ def _encode(loaded: "LoadedModel", prompts: list[str]) -> list[tuple[str, list[i
     from nanogpt_cli.training.sampling import prompt_ids, start_of_text
 
     start, words = start_of_text(loaded.tokenizer)
-    encoded = [(text, prompt_ids(text, loaded.tokenizer) or start) for text in prompts] or [("", start)]
+    encoded = [(text, prompt_ids(text, loaded.tokenizer, loaded.token_limit) or start) for text in prompts] or [
+        ("", start)
+    ]
     if any(not text for text, _ in encoded):
         show.say(f"no prompt: starting from {words}")
+    room = loaded.model.config.block_size
+    for _, ids in encoded:
+        if len(ids) > room:
+            show.warn(f"a prompt has {len(ids):,} tokens; the model reads the last {room:,} of them")
     return encoded
 
 
@@ -173,7 +175,3 @@ def _write(
             print(f"{RULE}\n{text}{one.text}")
         sys.stdout.flush()
     return samples
-
-
-def _plain(sample: "Sample") -> dict[str, str | int]:
-    return {"text": sample.text, "tokens": sample.tokens, "ended": sample.ended}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.errors import NanogptError, UserError
-from nanogpt_cli.files import TEMPORARY_PREFIX, disk_full_named, sync_folder
+from nanogpt_cli.files import TEMPORARY_PREFIX, disk_full_named, give_usual_mode, sync_folder
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.model.hub import CONFIG, WEIGHTS, needs_extra
 from nanogpt_cli.model.hugging_face import ACTIVATIONS, HEAD, OURS, PREFIX, read_folder, to_stored
@@ -73,7 +73,6 @@ def export_model(
                 (temporary / name).write_bytes(content)
             _make_durable(temporary)
         _compare(temporary, settings, tensors)
-        temporary.chmod(0o755)
         temporary.replace(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -176,8 +175,10 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 def _make_durable(folder: Path) -> None:
     for path in folder.iterdir():
+        give_usual_mode(path)
         with path.open("rb+") as file:
             os.fsync(file.fileno())
+    give_usual_mode(folder)
     sync_folder(folder)
 
 

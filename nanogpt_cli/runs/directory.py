@@ -105,9 +105,7 @@ def refuse_existing(path: Path) -> None:
 def _building(path: Path) -> Iterator[Path]:
     """A folder beside `path`, removed if it still has that name at the end."""
     building = Path(tempfile.mkdtemp(prefix=_building_prefix(path), dir=path.parent))
-    mask = os.umask(0)
-    os.umask(mask)
-    building.chmod(0o777 & ~mask)  # mkdtemp makes folders private
+    files.give_usual_mode(building)
     try:
         yield building
     finally:

@@ -196,7 +196,7 @@ def _from_folder(folder: Path, released: str | None = None) -> LoadedModel:
     return LoadedModel(
         build_model(settings, tensors, str(folder)),
         tokenizer,
-        f"{released}, OpenAI's weights" if released else f"{folder} (Hugging Face format)",
+        f"{released}, OpenAI's weights" if released else f"{folder} (safetensors)",
         released=released,
         notes=(note,) if note else (),
     )

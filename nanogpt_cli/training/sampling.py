@@ -74,24 +74,25 @@ def start_of_text(tokenizer: Tokenizer | None) -> tuple[list[int], str]:
         return [tokenizer.eot], "end of text"
     if isinstance(tokenizer, CharTokenizer) and "\n" not in tokenizer.alphabet:
         start = tokenizer.most_frequent
-        return prompt_ids(start, tokenizer), f"{start!r}, the most frequent character"
-    return prompt_ids("\n", tokenizer), "a newline"
+        return prompt_ids(start, tokenizer, tokenizer.size), f"{start!r}, the most frequent character"
+    return prompt_ids("\n", tokenizer, tokenizer.size), "a newline"
 
 
-def prompt_ids(text: str, tokenizer: Tokenizer | None) -> list[int]:
-    """The ids of a prompt.
+def prompt_ids(text: str, tokenizer: Tokenizer | None, limit: int) -> list[int]:
+    """The ids of a prompt, each below `limit`.
 
     Raises:
-        UserError: characters the model does not know, all listed, or a text where there is no tokenizer.
+        UserError: characters the model does not know, all listed; without a tokenizer, anything but ids it knows.
     """
     if tokenizer is not None:
         return [int(number) for number in tokenizer.encode(text)]
-    try:
-        return [int(word) for word in text.split()]
-    except ValueError:
+    words = text.split()
+    if not all(word.isdecimal() and int(word) < limit for word in words):
         raise UserError(
-            f"--prompt {text!r}: this model has no tokenizer, so a prompt must be ids, such as --prompt '12 7'."
-        ) from None
+            f"--prompt {text!r}: this model has no tokenizer, so a prompt must be ids from 0 to {limit - 1}, "
+            "such as --prompt '12 7'."
+        )
+    return [int(word) for word in words]
 
 
 def write_samples(

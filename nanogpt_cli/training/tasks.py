@@ -232,6 +232,6 @@ def _score_batch(
     losses = F.cross_entropy(logits, targets, reduction="none").cpu().numpy().astype(np.float64)
     hit = (logits.argmax(-1) == targets).cpu().numpy()
     row_of = np.nonzero(counts[:, 1:])[0]
-    scores: npt.NDArray[np.float64] = -np.bincount(row_of, weights=losses, minlength=len(rows))
+    scores = -np.bincount(row_of, weights=losses, minlength=len(rows)).astype(np.float64)
     greedy: npt.NDArray[np.bool_] = np.bincount(row_of[~hit], minlength=len(rows)) == 0
     return scores, greedy

@@ -107,6 +107,13 @@ def test_prompts_from_files_and_stdin(call: Call, monkeypatch: pytest.MonkeyPatc
         assert json.loads(call("a", flag, "-", "--json", "--max-new-tokens", "2")[1])["samples"][0]["prompt"] == "bed"
 
 
+def test_a_prompt_longer_than_the_context_is_told(call: Call) -> None:
+    code, out, err = call("a", "--prompt", "a bag on ice " * 3, "--max-new-tokens", "2")
+    assert code == 0
+    assert "39 tokens; the model reads the last 16" in err
+    assert out.startswith("a bag on ice " * 3)
+
+
 def test_numbers_and_words_of_logic_are_text(call: Call, tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "digits", tokenizer=CharTokenizer("123Truenosy-fah=bc"))
     for text in ("123", "True", "none", "--no-such"):
@@ -226,6 +233,7 @@ def test_a_model_without_tokenizer_speaks_in_ids(call: Call, tmp_path: Path, scr
     code, _, err = call("b", "--prompt", "text")
     assert code == 2
     assert "must be ids" in err
+    assert call("b", "--prompt", "1 18")[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -240,6 +248,8 @@ def test_a_model_without_tokenizer_speaks_in_ids(call: Call, tmp_path: Path, scr
         (["--top-p", "1.5"], "--top-p 1.5"),
         (["--top-p", "nan"], "--top-p nan"),
         (["--temperature", "-1"], "--temperature"),
+        (["--temperature", "nan"], "--temperature"),
+        (["--seed", str(2**63)], "--seed"),
         (["--num-samples", "0"], "--num-samples"),
         (["--stop", ""], "--stop"),
         (["--start", "x"], "--prompt TEXT"),

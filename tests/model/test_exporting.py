@@ -146,6 +146,10 @@ def test_an_empty_folder_and_missing_parents_are_taken(tmp_path: Path) -> None:
     exported(random_model(GPT2), tmp_path / "b" / "c", tokenizer_files={"tokenizer.toml": b"x = 1\n"})
     names = {path.name for path in (tmp_path / "b" / "c").iterdir()}
     assert names == {"model.safetensors", "config.json", "generation_config.json", "tokenizer.toml"}
+    (tmp_path / "plain.txt").write_text("")
+    modes = {path.stat().st_mode for path in (tmp_path / "b" / "c").iterdir()}
+    assert modes == {(tmp_path / "plain.txt").stat().st_mode}
+    assert (tmp_path / "b" / "c").stat().st_mode == (tmp_path / "b").stat().st_mode
 
 
 def test_what_reads_back_differently_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
