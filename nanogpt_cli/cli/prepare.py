@@ -1,7 +1,6 @@
 """`nanogpt prepare`: text to token files."""
 
 import shlex
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -33,7 +32,7 @@ def prepare(
     tokenizer: Annotated[
         str | None, typer.Option(help="char, bytes, gpt2 or any encoding of tiktoken [default: by the text].")
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes [default: one a core].")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes [default: one a core, at most 16].")] = None,
     force: Annotated[bool, typer.Option("--force", help="Make it again, replacing what is there.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Only check what is there against its hashes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
@@ -200,12 +199,13 @@ def _clock(seconds: float) -> str:
 
 
 def _bar() -> Any:
-    if not sys.stderr.isatty():
-        return None
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-    bar = Progress(BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}"), console=Console(stderr=True))
+    console = Console(stderr=True)
+    if not console.is_terminal or console.is_dumb_terminal:
+        return None
+    bar = Progress(BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}"), console=console)
     bar.add_task("", total=1.0, text="")
     bar.start()
     return bar

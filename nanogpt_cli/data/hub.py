@@ -17,9 +17,10 @@ from typing import Any, Protocol
 
 from nanogpt_cli.data.catalogue import Entry
 from nanogpt_cli.data.documents import pyarrow_for
-from nanogpt_cli.data.sources import CONNECT_SECONDS, sha256_of
+from nanogpt_cli.data.sources import CONNECT_SECONDS, Say, sha256_of, silent
 from nanogpt_cli.errors import NanogptError, UserError
 
+PATIENCE = 10.0  # seconds between two words about a download that the work waits for
 EXTRA = "pip install 'nanogpt-cli[hf]'"
 
 
@@ -50,9 +51,10 @@ class FolderHub:
 
     remote = False
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, source: str) -> None:
+        folder = Path(source.removeprefix("file:")).expanduser()
         if not folder.is_dir():
-            raise UserError(f"--source {folder}: no such folder. It should hold a copy of the hub's repository.")
+            raise UserError(f"--source {source}: no such folder. It should hold a copy of the hub's repository.")
         self.name, self.folder = str(folder), folder
         sums = folder / "SHA256SUMS"
         lines = sums.read_text(encoding="utf-8").splitlines() if sums.is_file() else []
@@ -77,8 +79,10 @@ class HuggingFaceHub:
         pyarrow_for(f"The data set {repository}")
         try:
             from huggingface_hub import constants, errors, hf_hub_download
+            from huggingface_hub.utils import disable_progress_bars
         except ImportError as error:
             raise UserError(f"The data set {repository} comes from the hub: {EXTRA}") from error
+        disable_progress_bars()  # drawn by another thread they would tear ours
         self.endpoint, self.offline, self.download = constants.ENDPOINT, constants.HF_HUB_OFFLINE, hf_hub_download
         # the base of the HTTP library's errors, whichever library it is
         self.network_errors = (OSError, errors.HfHubHTTPError.__mro__[1])
@@ -96,7 +100,7 @@ class HuggingFaceHub:
         except (OSError, ValueError) as error:
             raise NanogptError(f"{self.name} cannot be listed: {error} ({url}). {self._instead()}") from error
         found = [entry for entry in listing if fnmatch.fnmatchcase(entry["path"], pattern)]
-        files = [HubFile(entry["path"], entry["size"], entry.get("lfs", {}).get("oid")) for entry in found]
+        files = [HubFile(entry["path"], entry["size"], (entry.get("lfs") or {}).get("oid")) for entry in found]
         return sorted(files, key=lambda file: file.path)
 
     def fetch(self, file: HubFile, folder: Path) -> Path:
@@ -123,10 +127,11 @@ class HubInputs:
         entry: what is wanted; its `val` may name files of its own, which come last.
         shards: take only so many of the others.
         folder: for the files while they are needed.
+        say: hears what is waited for.
     """
 
-    def __init__(self, hub: Hub, entry: Entry, shards: int, folder: Path) -> None:
-        self.hub, self.entry, self.shards, self.folder = hub, entry, shards, folder
+    def __init__(self, hub: Hub, entry: Entry, shards: int, folder: Path, say: Say = silent) -> None:
+        self.hub, self.entry, self.shards, self.folder, self.say = hub, entry, shards, folder, say
         self.remote = hub.remote
         self._coming: dict[int, Future[Path]] = {}
 
@@ -164,7 +169,7 @@ class HubInputs:
     def open(self, index: int) -> Iterator[Path]:
         """The path of file `index`, checked. Deleted afterwards if it is a copy and was read to its end."""
         self._start(index)
-        path = self._coming.pop(index).result()
+        path = self._wait(index)
         if index + 1 < len(self.files):
             self._start(index + 1)
         yield path
@@ -185,6 +190,15 @@ class HubInputs:
 
         # not a pool: its threads are waited for at exit, and Ctrl-C should not wait for gigabytes
         threading.Thread(target=work, daemon=True).start()
+
+    def _wait(self, index: int) -> Path:
+        file, future = self.files[index], self._coming.pop(index)
+        while True:
+            try:
+                return future.result(timeout=PATIENCE)
+            except TimeoutError:
+                done = sum(part.stat().st_size for part in self.folder.rglob("*.incomplete"))
+                self.say(f"fetching {file.path}: {done / 1e6:,.0f} of {file.bytes / 1e6:,.0f} MB")
 
     def _fetch(self, file: HubFile) -> Path:
         path = self.hub.fetch(file, self.folder)

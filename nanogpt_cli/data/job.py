@@ -26,7 +26,7 @@ from nanogpt_cli.data.inputs import Inputs
 from nanogpt_cli.data.splits import Split
 from nanogpt_cli.data.tokenizers import CharTokenizer, Tokenizer, get_tokenizer
 from nanogpt_cli.data.units import Text
-from nanogpt_cli.data.workers import Cursor, encoded, usable_cores
+from nanogpt_cli.data.workers import Cursor, encoded, usual_workers
 from nanogpt_cli.data.writer import SPLITS, STATE, Writer
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.files import make_folder, sync_folder, user_cache, write_toml
@@ -117,11 +117,15 @@ def _already(job: Job) -> dict[str, Any] | None:
     """The metadata if the data set is complete and the same; UserError if the folder holds another one."""
     path = job.folder / META
     if path.is_file():
-        meta = tomllib.loads(path.read_text(encoding="utf-8"))
+        try:
+            meta = tomllib.loads(path.read_text(encoding="utf-8"))
+        except ValueError:  # no TOML, no UTF-8
+            meta = {}
         if meta.get("request") == job.request():
             return meta
-        found = f"a data set made from other text or with other settings (tokenizer {meta['tokenizer']['kind']})"
-    elif (job.folder / "train.bin").exists() and not (job.folder / WORK).exists():
+        kind = meta.get("tokenizer", {}).get("kind", "unknown")
+        found = f"a data set made from other text or with other settings (tokenizer {kind})"
+    elif any(job.folder.glob("*.bin")) and not (job.folder / WORK).exists():
         found = "token files that nanogpt did not make"
     else:
         return None
@@ -160,7 +164,7 @@ def _make(job: Job, work: Path, workers: int | None, progress: Progress) -> dict
     """Write both token files and return what meta.toml says about them."""
     text = Text(job.inputs, job.reading, job.split)
     tokenizer, ending, cut = _look(job, text, progress)
-    processes = 1 if sum(job.inputs.sizes) < PARALLEL_BYTES else workers or usable_cores()
+    processes = 1 if sum(job.inputs.sizes) < PARALLEL_BYTES else workers or usual_workers()
     head = job.split.tokens if job.split.rule == "head" else 0
     with Writer(work, job.request(), tokenizer.dtype.itemsize, head) as writer:
         if job.inputs.remote:
@@ -222,7 +226,7 @@ def _meta(job: Job, tokenizer: Tokenizer, ending: str, writer: Writer) -> dict[s
         "warnings": warnings,
         "splits": {split: _measured(writer.work / f"{split}.bin", n, dtype) for split, n in counts.items()},
         "tokenizer": tokenizer.to_toml(),
-        "source": job.source,
+        "source": {**job.source, "files": len(job.inputs.labels), "paths": _readable(job.inputs.labels[:100])},
         "statistics": {
             "documents": writer.documents,
             "empty_documents": writer.cursor.empty,
@@ -230,6 +234,11 @@ def _meta(job: Job, tokenizer: Tokenizer, ending: str, writer: Writer) -> dict[s
             "text_bytes": writer.text_bytes,
         },
     }
+
+
+def _readable(labels: list[str]) -> list[str]:
+    """Also paths that the console's encoding could not read."""
+    return [os.fsencode(label).decode("utf-8", "replace") for label in labels]
 
 
 def _few(labels: list[str]) -> str:

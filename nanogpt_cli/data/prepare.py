@@ -1,7 +1,6 @@
 """What can be asked for: a data set by its name, own text by its paths, or whatever a run needs and is not there."""
 
 import contextlib
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ def prepare_named(
         UserError: an argument does not fit the data set, or the folder holds something else.
         NanogptError: no source answered, or the disk is full. The same call goes on from what is complete.
     """
-    progress, name = progress or Quiet(), name or entry.name
+    progress, name = progress or Quiet(), _checked(name or entry.name)
     kind = tokenizer or entry.tokenizer
     common: dict[str, Any] = {"name": name, "folder": folder or ROOT / name, "tokenizer": kind}
     if entry.file is not None:
@@ -56,7 +55,7 @@ def prepare_named(
             raise UserError(f"{entry.name} is one small file: --shards and --source are for larger data sets.")
         job = _file_job(entry, common, progress)
     else:
-        job = _hub_job(entry, common, shards, source)
+        job = _hub_job(entry, common, shards, source, progress)
     return run(job, workers=workers, force=force, progress=progress)
 
 
@@ -72,25 +71,19 @@ def _file_job(entry: Entry, common: dict[str, Any], progress: Progress) -> Job:
     )
 
 
-def _hub_job(entry: Entry, common: dict[str, Any], shards: int | None, source: str | None) -> Job:
+def _hub_job(entry: Entry, common: dict[str, Any], shards: int | None, source: str | None, progress: Progress) -> Job:
     if common["tokenizer"] == "char":
         raise UserError(f"{entry.name} is too large to be read twice, as characters need: --tokenizer bytes or gpt2.")
-    hub: Hub
-    hub = (
-        HuggingFaceHub(entry.hub or "", entry.revision)
-        if source is None
-        else FolderHub(Path(source.removeprefix("file:")))
-    )
+    hub: Hub = HuggingFaceHub(entry.hub or "", entry.revision) if source is None else FolderHub(source)
     count = min(shards or entry.shards, entry.shards)
-    inputs = HubInputs(hub, entry, count, common["folder"] / WORK / "downloads")
     rule = {key: value for key, value in entry.val.items() if key != "pattern"}
     if count < entry.shards and entry.shard_val:
         rule = {"rule": "documents", "fraction": entry.shard_val, "seed": entry.val["seed"], "first_file_only": True}
     whole = count == entry.shards and common["tokenizer"] == entry.tokenizer
     return Job(
         **common,
-        inputs=inputs,
-        source={"name": entry.name, "hub": entry.hub, "revision": entry.revision, "files": count, "of": entry.shards},
+        inputs=HubInputs(hub, entry, count, common["folder"] / WORK / "downloads", progress.say),
+        source={"name": entry.name, "hub": entry.hub, "revision": entry.revision, "of": entry.shards},
         split=Split(**rule, first_val_file=count),
         expect=entry.expect if whole else {},
     )
@@ -125,9 +118,10 @@ def prepare_paths(
         UserError: a path or name that will not do, or text that cannot be read as it should.
         NanogptError: the disk is full. The same call goes on from what is complete.
     """
-    name = name or default_name(words)
-    if name != Path(name).name or name.startswith("."):
-        raise UserError(f"--name {name}: a name is one word, without / and without a dot in front.")
+    for word in words:
+        if len(words) > 1 and catalogue.find(word) is not None:
+            raise UserError(f"{word} is a known data set, prepared by itself; for a file write ./{word}.")
+    name = _checked(name or default_name(words))
     folder = folder or ROOT / name
     with contextlib.ExitStack() as stack:
         if "-" in words:
@@ -140,7 +134,7 @@ def prepare_paths(
             name=name,
             folder=folder,
             inputs=inputs,
-            source={"paths": [_shown(label) for label in inputs.labels[:100]], "files": len(inputs.labels)},
+            source={},
             tokenizer=tokenizer or "auto",
             split=split or own_split("position"),
             reading=reading or Reading(),
@@ -148,9 +142,10 @@ def prepare_paths(
         return run(job, workers=workers, force=force, progress=progress)
 
 
-def _shown(path: str) -> str:
-    """A path as text, also one that the console's encoding could not read."""
-    return os.fsencode(path).decode("utf-8", "replace")
+def _checked(name: str) -> str:
+    if name != Path(name).name or name.startswith("."):
+        raise UserError(f"--name {name}: a name is one word, without / and without a dot in front.")
+    return name
 
 
 def default_name(words: list[str]) -> str:
@@ -185,8 +180,9 @@ def ensure_prepared(dataset: str, root: Path = ROOT, *, progress: Progress | Non
         return name
     name = dataset if entry is None else entry.name
     folder = root / name
-    if (folder / META).is_file() or any(folder.glob("*.bin")):
-        return name
+    small, started = entry is not None and entry.file is not None, (folder / WORK).exists()
+    if (folder / META).is_file() or (started and not small) or (any(folder.glob("*.bin")) and not started):
+        return name  # or what is missing is said where the files are opened
     if entry is None:
         raise UserError(
             f"There is no data set in {folder}, and {dataset} is neither a file nor a known name."
@@ -201,9 +197,9 @@ def ensure_prepared(dataset: str, root: Path = ROOT, *, progress: Progress | Non
 
 def too_large(entry: Entry, folder: Path) -> str:
     """Why a large data set is not fetched unasked, and what to type."""
-    tokens = f"; {entry.tokens / 1e9:.1f} billion tokens in {entry.tokens * 2 / 1e9:.0f} GB of token files" * bool(
-        entry.tokens
-    )
+    tokens = ""
+    if entry.tokens:
+        tokens = f"; {entry.tokens / 1e9:.1f} billion tokens in {entry.tokens * 2 / 1e9:.0f} GB of token files"
     part = entry.download_bytes / entry.shards / 1e9
     return (
         f"There is no data set in {folder}, and {entry.name} is not fetched unasked: "

@@ -74,9 +74,10 @@ class Encoder:
         return Encoded(ids, highest, documents, characters, text_bytes)
 
 
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usual_workers() -> int:
+    """One for each core this process may run on, as far as one reader can keep them busy."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 16)
 
 
 def encoded(

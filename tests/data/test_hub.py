@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from nanogpt_cli.data import units, writer
 from nanogpt_cli.data.catalogue import Entry, find
 from nanogpt_cli.data.documents import Documents, Reading
 from nanogpt_cli.data.hub import FolderHub, HubFile, HubInputs
-from nanogpt_cli.data.job import META, WORK
+from nanogpt_cli.data.job import META, WORK, Quiet
 from nanogpt_cli.data.prepare import prepare_named
 from nanogpt_cli.data.token_files import open_data_set
 from nanogpt_cli.errors import NanogptError, UserError
@@ -80,9 +81,9 @@ def test_karpathys_split_over_all_files(hub):
     chosen = set(np.random.default_rng(2357).permutation(ROWS * FILES)[:12].tolist())
     assert texts(done.folder, "val") == [text for row, text in enumerate(everything) if row in chosen]
     assert texts(done.folder, "train") == [text for row, text in enumerate(everything) if row not in chosen]
-    assert done.meta["source"] == {
-        "name": "tiny", "hub": "someone/tiny", "revision": "0123456789abcdef", "files": FILES, "of": FILES
-    }  # fmt: skip
+    source = {"name": "tiny", "hub": "someone/tiny", "revision": "0123456789abcdef", "of": FILES, "files": FILES}
+    paths = [f"data/train-{n:05}-of-00004.parquet" for n in range(FILES)]
+    assert done.meta["source"] == {**source, "paths": paths}
 
 
 def test_val_is_the_same_for_any_number_of_shards(hub):
@@ -176,7 +177,7 @@ def test_a_shard_that_shrank_between_listing_and_reading(hub, tmp_path):
                 path.write_bytes(path.read_bytes()[:-1])
             return path
 
-    inputs = HubInputs(Shrinking(hub), ENTRY, FILES, tmp_path / "downloads")
+    inputs = HubInputs(Shrinking(str(hub)), ENTRY, FILES, tmp_path / "downloads")
     with inputs.open(0) as path:
         assert path == shard(hub, 0)
     with pytest.raises(NanogptError, match=r"train-00001.* has [\d,]+ bytes, [\d,]+ were expected"), inputs.open(1):
@@ -205,7 +206,7 @@ class FarHub(FolderHub):
     remote = True
 
     def __init__(self, folder, *, dies_after=10**9):
-        super().__init__(folder)
+        super().__init__(str(folder))
         self.left = dies_after
         self.fetched, self.most = [], 0
 
@@ -257,6 +258,24 @@ def test_a_network_that_dies(hub, far, dies_after):
     assert prepare_named(ENTRY).meta["splits"] == whole.meta["splits"]
     assert again.fetched == [f"{n:04}" for n in range(max(0, dies_after - 1), FILES)][-len(again.fetched) :]
     assert len(again.fetched) <= FILES - max(0, dies_after - 1)
+
+
+def test_a_slow_download_is_told(hub, far, monkeypatch):
+    one, said = far(), []
+    fetch = one.fetch
+
+    def slowly(file, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "x.incomplete").write_bytes(bytes(3_000_000))
+        time.sleep(0.3)
+        return fetch(file, folder)
+
+    one.fetch = slowly
+    monkeypatch.setattr("nanogpt_cli.data.hub.PATIENCE", 0.1)
+    progress = Quiet()
+    progress.say = said.append
+    prepare_named(ENTRY, shards=1, progress=progress)
+    assert said[0].startswith("fetching data/train-00000-of-00004.parquet: 3 of 0 MB")
 
 
 def test_a_complete_data_set_needs_no_network(far):

@@ -233,6 +233,7 @@ def test_files_folders_and_patterns_in_a_fixed_order(tmp_path):
         (["short.txt"], {"name": ".."}, r"--name \.\."),
         (["shakespeare.txt"], {}, "shakespeare is the name of another data set"),
         (["short.txt", "-"], {"name": "x"}, "- is stdin and stands alone"),
+        (["shakespeare", "short.txt"], {"name": "x"}, r"shakespeare is a known data set.* write \./shakespeare"),
         (["short.txt"], {"tokenizer": "gpt3"}, "--tokenizer gpt3: no such tokenizer"),
         (["bad.txt"], {}, "0xff at byte 3 is no utf-8"),
     ],
@@ -485,6 +486,15 @@ def test_token_files_of_others_are_not_overwritten(corpus, tmp_path):
     assert everything(folder) == {"train.bin": b"1234"}
 
 
+def test_damaged_metadata_is_no_data_set(corpus):
+    folder = prepare_paths(corpus, name="a", tokenizer="bytes").folder
+    (folder / "meta.toml").write_bytes(b"request = \xff")
+    with pytest.raises(UserError, match="--force"):
+        prepare_paths(corpus, name="a", tokenizer="bytes")
+    prepare_paths(corpus, name="a", tokenizer="bytes", force=True)
+    open_data_set(folder, verify=True)
+
+
 def test_two_at_once_make_one(corpus, small_units):
     import threading
 
@@ -541,6 +551,17 @@ def test_a_run_with_an_unknown_data_set():
         ensure_prepared("shakespear")
 
 
+def test_a_run_finishes_what_was_begun_if_it_is_small(real_cache, tmp_path):
+    whole = tmp_path / "data" / ensure_prepared("shakespeare_char")
+    (whole / ".prepare").mkdir()
+    (whole / "meta.toml").rename(whole / ".prepare" / "meta.toml")  # killed before the last rename
+    (whole / "val.bin").rename(whole / ".prepare" / "val.bin")
+    assert ensure_prepared("shakespeare_char") == "shakespeare_char"
+    open_data_set(whole, verify=True)
+    (tmp_path / "data" / "fineweb" / ".prepare").mkdir(parents=True)
+    assert ensure_prepared("fineweb") == "fineweb"  # opening it says that it is incomplete
+
+
 def test_token_files_of_others_are_enough_for_a_run(tmp_path):
     folder = tmp_path / "data" / "theirs"
     folder.mkdir(parents=True)
@@ -555,8 +576,10 @@ def test_reading_options_reach_the_text(tmp_path):
     assert whole == "café<|endoftext|>thé<|endoftext|>eau<|endoftext|>"
 
 
-def test_cores_that_may_be_used():
-    assert 1 <= workers.usable_cores() <= os.cpu_count()
+def test_workers_by_the_cores_that_may_be_used(monkeypatch):
+    assert 1 <= workers.usual_workers() <= os.cpu_count()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
+    assert workers.usual_workers() == 16
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=2, max_size=200))
