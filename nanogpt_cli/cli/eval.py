@@ -14,7 +14,6 @@ from nanogpt_cli.errors import NanogptError, UserError, did_you_mean
 
 if TYPE_CHECKING:
     from nanogpt_cli.data.token_files import DataSet
-    from nanogpt_cli.data.tokenizers import Tokenizer
     from nanogpt_cli.training.device import Compute
     from nanogpt_cli.training.loading import LoadedModel
 
@@ -114,26 +113,18 @@ def _data_folder(loaded: "LoadedModel", data: str | None, data_dir: Path | None)
 def _open(folder: Path, loaded: "LoadedModel", token_dtype: str | None, tokenizer: str | None) -> "DataSet":
     """The data, if its ids mean what the model's do."""
     from nanogpt_cli.data.token_files import difference, open_data_set
+    from nanogpt_cli.training.loading import check_reads
 
     found = open_data_set(folder, token_dtype=token_dtype, tokenizer=tokenizer)
     for note in found.notes:
         show.say(f"note: {note}")
-    ours, theirs = loaded.tokenizer, found.tokenizer
-    if ours is not None and theirs is not None and _meaning(ours) != _meaning(theirs):
-        raise UserError(
-            f"{folder} holds {theirs.size:,} ids of the tokenizer {theirs.kind}, the model reads {ours.size:,} of "
-            f"{ours.kind}: the same ids mean different text. Use data prepared with the model's tokenizer."
-        )
+    check_reads(loaded, found)
     trained = loaded.data or {}
     if "train" in trained and trained.get("folder") == str(found.folder):
         changed = difference(trained, found.fingerprint())
         if changed:
             show.warn(f"{folder} is not what the model was trained on any more: {changed}")
     return found
-
-
-def _meaning(tokenizer: "Tokenizer") -> tuple[str, Any]:
-    return tokenizer.kind, getattr(tokenizer, "alphabet", tokenizer.size)
 
 
 def _measure(

@@ -14,6 +14,7 @@ from torch import Tensor
 from nanogpt_cli.config.layers import Layer, combine, read_toml
 from nanogpt_cli.config.schema import Config, ModelSettings
 from nanogpt_cli.data.foreign import read_meta_pkl
+from nanogpt_cli.data.token_files import DataSet
 from nanogpt_cli.data.tokenizers import CharTokenizer, TiktokenTokenizer, Tokenizer, tokenizer_from_toml
 from nanogpt_cli.errors import UserError, did_you_mean
 from nanogpt_cli.model.gpt import GPT
@@ -77,6 +78,20 @@ def load_model(word: str, checkpoint: str = "best", device: str | torch.device =
         raise UserError(f"{loaded.source}: the weights hold NaN or infinity ({broken}). Use an earlier checkpoint.")
     loaded.model.to(device)
     return loaded
+
+
+def check_reads(loaded: LoadedModel, data_set: DataSet) -> None:
+    """Refuse data whose ids do not mean to the model what they mean to the data: UserError naming both."""
+    ours, theirs = loaded.tokenizer, data_set.tokenizer
+    if ours is not None and theirs is not None and _meaning(ours) != _meaning(theirs):
+        raise UserError(
+            f"{data_set.folder} holds {theirs.size:,} ids of the tokenizer {theirs.kind}, {loaded.source} reads "
+            f"{ours.size:,} of {ours.kind}: the same ids mean different text. Use data of the model's tokenizer."
+        )
+
+
+def _meaning(tokenizer: Tokenizer) -> tuple[str, str | int]:
+    return tokenizer.kind, tokenizer.alphabet if isinstance(tokenizer, CharTokenizer) else tokenizer.size
 
 
 def _find(word: str) -> Path | str:
