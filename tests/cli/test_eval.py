@@ -14,6 +14,7 @@ from nanogpt_cli.cli import main
 from nanogpt_cli.config.schema import SystemSettings
 from nanogpt_cli.data.token_files import open_data_set
 from nanogpt_cli.data.tokenizers import CharTokenizer
+from nanogpt_cli.runs.directory import RunDirectory, lock
 from nanogpt_cli.training import loading
 from nanogpt_cli.training.device import choose_compute
 from nanogpt_cli.training.evaluation_full import evaluate_split
@@ -62,6 +63,13 @@ def test_numbers_are_those_of_the_library_and_the_run_is_unchanged(call: Call, t
     assert report["perplexity"] == pytest.approx(expected.perplexity, rel=1e-5)
     assert (report["tokens"], report["step"], report["split"], report["data"]) == (509, 7, "val", "tiny")
     assert "best.pt (step 7" in err
+
+
+def test_a_run_that_is_training_can_be_evaluated(call: Call, tmp_path: Path) -> None:
+    with lock(RunDirectory(tmp_path / "runs" / "a")):
+        before = digests(tmp_path / "runs")
+        assert call("a")[0] == 0
+        assert digests(tmp_path / "runs") == before
 
 
 def test_the_same_number_for_any_batch_size(call: Call) -> None:
