@@ -41,7 +41,7 @@ class Batches(Iterator[tuple[torch.Tensor, torch.Tensor]]):
         self.device = torch.device(device)
         self.waited_s = 0.0  # what the caller has spent waiting for batches
         self._first_row, self._micro_step = first_row, 0
-        self._copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         # an executor's thread is joined at exit and every task of it is finite: nothing here can hang
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
         self._ahead: deque[Future[Ready]] = deque()

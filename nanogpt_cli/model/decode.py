@@ -23,7 +23,7 @@ class FrozenLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
-        onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        onednn = torch.backends.mkldnn.is_available()
         self.packed = onednn and weight.device.type == "cpu" and dtype != torch.float16
         self.weight = weight.detach().to(dtype)
         self.bias = None if bias is None else bias.detach().to(dtype)
@@ -153,7 +153,7 @@ class Decoder:
 
         if not graph:
             return lambda newest: go(newest, work, None)
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(3):  # picks kernels before the recording; each writes the same place again

@@ -89,7 +89,7 @@ class Bench:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add up its gradients."""
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale(loss).backward()
 
     def micro_steps(self, count: int = 1) -> None:
         """Both, `count` times."""
