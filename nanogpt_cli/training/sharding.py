@@ -39,11 +39,6 @@ def shard(model: GPT, processes: Processes, compute: Compute) -> None:
     model.to_empty(device=compute.device)
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Whether `shard` was here."""
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
-
-
 def own(tensor: Tensor) -> Tensor:
     """This rank's chunk, sharing memory; a tensor that is not sharded itself."""
     with torch.no_grad():

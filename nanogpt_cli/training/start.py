@@ -149,8 +149,9 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
     plan.compute.prepare()
     _compare_layouts(plan, processes, view)
     state = build_state(plan, processes)
+    model = state.model if plan.sharded else processes.wrap(state.model, plan.compute)
     if plan.compute.compile and not plan.sharded:
-        _compile(plan, state.model, view)
+        _compile(plan, model, view)
     config, arch = plan.config, plan.architecture
     tokens_per_step, per_token = plan.tokens_per_step, flops_per_token(arch)
     peak = plan.peak[0] if plan.peak else None
@@ -185,7 +186,7 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
         )
         training = Training(
             state=state,
-            model=processes.wrap(state.model, plan.compute),
+            model=model,
             split=plan.split,
             batches=batches,
             order=plan.order,
@@ -230,7 +231,7 @@ def build_state(plan: Plan, processes: Processes) -> TrainingState:
     return state
 
 
-def _compile(plan: Plan, model: GPT, view: View) -> None:
+def _compile(plan: Plan, model: torch.nn.Module, view: View) -> None:
     """torch.compile, or the reason why not: a warning where it was our idea, an error where the user asked for it."""
     problem = compile_model(model, plan.compute, plan.split.micro_batch, plan.architecture.block_size)
     if problem and plan.config.system.compile == "on":

@@ -1,0 +1,151 @@
+"""Any number of ranks, replicated or sharded, trains the same: rows, losses, checkpoints.
+
+Each run is started on that many processes (gloo on a CPU, NCCL with the other device string).
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.conftest import same_weights
+from tests.training.ranks import ranks, recorded, resume, train
+
+Settings = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def settings(tiny_settings: Settings, device: str) -> Settings:
+    """A batch of 12 rows that 1, 2, 3 and 4 ranks divide, in float32."""
+
+    def with_rows(**changes: Any) -> dict[str, Any]:
+        rows = {"batch_size": 4, "gradient_accumulation_steps": 3, "dtype": "float32", "device": device}
+        return tiny_settings(**{**rows, **changes})
+
+    return with_rows
+
+
+def gpus(count: int, device: str) -> None:
+    if device == "cuda" and torch.cuda.device_count() < count:
+        pytest.skip(f"fewer than {count} GPUs here")
+
+
+def losses(run: Path, key: str = "loss") -> list[float]:
+    lines = map(json.loads, (run / "logs" / "metrics.jsonl").read_text().splitlines())
+    return [line[key] for line in lines if key in line]
+
+
+def together(rows_of_ranks: list[list[list[int]]], steps: int, micro_steps: int, rows: int) -> list[list[int]]:
+    """All ranks' rows of each update, after checking that none is taken twice."""
+    found = []
+    for step in range(steps):
+        part = slice(step * micro_steps, (step + 1) * micro_steps)
+        step_rows = [row for taken in rows_of_ranks for micro_batch in taken[part] for row in micro_batch]
+        assert len(set(step_rows)) == len(step_rows) == rows
+        found.append(sorted(step_rows))
+    return found
+
+
+def test_one_to_four_ranks_take_the_same_rows_and_have_the_same_losses(
+    settings: Settings, tmp_path: Path, device: str
+) -> None:
+    gpus(4, device)
+    wanted = settings(max_iters=100, eval_interval=50)
+    curves, validation = {}, {}
+    for count, micro_steps in ((1, 3), (2, 2), (3, 1), (4, 1)):
+        run = tmp_path / f"run{count}"
+        found = ranks(count, recorded, wanted, run)
+        rows = together([taken for _, taken in found], 100, micro_steps, 12)
+        assert rows == [list(range(12 * step, 12 * (step + 1))) for step in range(100)]
+        curves[count], validation[count] = losses(run), losses(run, "val_loss")
+    for count in (2, 3, 4):
+        assert curves[count] == pytest.approx(curves[1], abs=1e-5)
+        assert validation[count] == pytest.approx(validation[1], abs=1e-6)
+    assert len(curves[1]) == 100
+
+
+def test_resume_on_two_ranks_is_bit_identical(settings: Settings, tmp_path: Path, device: str) -> None:
+    gpus(2, device)
+    wanted = settings(dropout=0.1, deterministic=True, max_iters=8, lr_decay_iters=8, warmup_iters=1)
+    ranks(2, train, wanted, tmp_path / "whole")
+    ranks(2, train, {**wanted, "max_iters": 4}, tmp_path / "cut")
+    ranks(2, resume, tmp_path / "cut", 8)
+    assert same_weights(tmp_path / "whole" / "ckpt.pt", tmp_path / "cut" / "ckpt.pt")
+    assert losses(tmp_path / "whole") == losses(tmp_path / "cut")
+
+
+MODES: dict[str, tuple[int, dict[str, Any]]] = {
+    "plain": (1, {}),
+    "compiled": (1, {"compile": "on"}),
+    "two replicas": (2, {}),
+    "compiled replicas": (2, {"compile": "on"}),
+    "two shares": (2, {"parallel": "fsdp"}),
+    "three shares, recomputing": (3, {"parallel": "fsdp", "activation_checkpointing": True}),
+    "compiled shares": (2, {"parallel": "fsdp", "compile": "on"}),
+}
+
+
+def in_mode(mode: str, settings: dict[str, Any], run: Path) -> None:
+    """Train or continue in one of `MODES`; what is to be compiled is traced only: building it would take minutes."""
+    count, changes = MODES[mode]
+    ranks(count, traced, settings if settings["max_iters"] == 4 else None, run, {**changes, **settings, "gpus": count})
+
+
+def traced(settings: dict[str, Any] | None, run: Path, changes: dict[str, Any]) -> Any:
+    compile_module = torch.nn.Module.compile
+
+    def quickly(self: torch.nn.Module) -> None:
+        compile_module(self, backend="eager")
+
+    torch.nn.Module.compile = quickly  # type: ignore[assignment]
+    given = {"parallel": "ddp", "compile": "off", "activation_checkpointing": False, **changes}
+    if settings is not None:
+        return train(given, run)
+    return train(None, run, **{key: given[key] for key in (*FREE, "max_iters")})
+
+
+FREE = ("parallel", "compile", "activation_checkpointing", "gpus")
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = torch.load(run / "ckpt.pt", weights_only=True)["model"]
+    return found
+
+
+@pytest.fixture
+def eight_steps(settings: Settings, tmp_path: Path) -> Path:
+    run = tmp_path / "plain8"
+    ranks(1, train, settings(max_iters=8, lr_decay_iters=8, warmup_iters=1), run)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("plain", "two shares"),
+        ("two shares", "two replicas"),
+        ("two replicas", "three shares, recomputing"),
+        ("three shares, recomputing", "compiled"),
+        ("compiled", "compiled replicas"),
+        ("compiled replicas", "compiled shares"),
+        ("compiled shares", "plain"),
+    ],
+)
+def test_all_ways_of_running_continue_each_other(
+    settings: Settings, tmp_path: Path, eight_steps: Path, device: str, first: str, then: str
+) -> None:
+    gpus(max(MODES[first][0], MODES[then][0]), device)
+    wanted, run = settings(lr_decay_iters=8, warmup_iters=1), tmp_path / "run"
+    in_mode(first, {**wanted, "max_iters": 4}, run)
+    in_mode(then, {**wanted, "max_iters": 8}, run)
+    whole, other = weights(eight_steps), weights(run)
+    assert whole.keys() == other.keys()
+    for name in whole:
+        torch.testing.assert_close(other[name], whole[name], atol=2e-5, rtol=1e-4)
+    assert losses(run) == pytest.approx(losses(eight_steps), abs=1e-5)
+    best = torch.load(run / "best.pt", weights_only=True)
+    assert best["model"].keys() == whole.keys()
+    assert not any("optimizer" in key for key in best)
