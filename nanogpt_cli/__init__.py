@@ -1,3 +1,21 @@
-"""Train, fine-tune, evaluate and sample small GPTs: nanoGPT's job as an installable program."""
+"""Train, fine-tune, evaluate and sample small GPTs: nanoGPT's job as an installable program.
+
+From Python: `load`, `train`, `resume`, and the `Model` that load returns (see `nanogpt_cli.training.library`).
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nanogpt_cli.training.library import Model, load, resume, train
 
 __version__ = "0.1.0"
+__all__ = ["Model", "__version__", "load", "resume", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch when something is asked for that needs it: `--help` must not wait for it."""
+    if name in __all__:
+        from nanogpt_cli.training import library
+
+        return getattr(library, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

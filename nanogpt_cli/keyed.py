@@ -21,7 +21,6 @@ class Purpose(IntEnum):
     DROPOUT = 2
     INIT = 3
     SAMPLE = 4
-    SPLIT = 5
 
 
 def raw(seed: int, purpose: Purpose, *, stream: int = 0, substream: int = 0, start: int = 0, count: int) -> U64:

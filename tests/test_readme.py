@@ -8,7 +8,7 @@ import pytest
 
 from nanogpt_cli.cli.main import COMMANDS, run
 from nanogpt_cli.config.presets import preset_names
-from tests.conftest import TEXT
+from tests.conftest import TEXT, write_data_set
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -42,6 +42,18 @@ def test_commands_for_a_newcomer_run_in_their_order(
     for line in lines:
         assert run(shortened(line)) == 0, f"{line}\n{capfd.readouterr().err}"
     assert "ROMEO:" in capfd.readouterr().out
+
+
+def test_the_python_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = "\n".join(commands("python"))
+    assert "max_iters=40" in code
+    monkeypatch.chdir(tmp_path)
+    write_data_set(Path("data/mine"), "ROMEO:\nBut soft, what light!\n" + 3 * TEXT)
+    code = code.replace("max_iters=40", "max_iters=2, n_embd=16").replace("max_iters=80", "max_iters=3")
+    exec(compile(code, "README.md", "exec"), {})
+    assert 0 < float(capfd.readouterr().out.splitlines()[-1]) < 10
 
 
 def test_install_lines_are_what_ci_does() -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from nanogpt_cli.cli import show
@@ -50,6 +51,10 @@ def _close(plan: "Plan", outcome: "Outcome") -> None:
         _evaluate(plan, loaded)
         if loaded.tokenizer is not None:
             _sample(plan, loaded)
+    if find_spec("matplotlib"):
+        from nanogpt_cli.runs.plot import draw
+
+        draw([outcome.run], outcome.run.logs / "loss.svg")
     rows = [
         (f'nanogpt sample {path} --prompt "..."', "text"),
         (f"nanogpt eval {path}", "loss over the whole validation split"),

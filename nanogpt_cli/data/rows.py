@@ -73,11 +73,3 @@ def evaluation_offsets(tokens: int, block_size: int, count: int) -> Offsets:
     count = min(count, (tokens - 1) // block_size)
     last = tokens - 1 - block_size
     return np.arange(count, dtype=np.int64) * last // max(1, count - 1)
-
-
-def every_window(tokens: int, block_size: int) -> list[tuple[int, int]]:
-    """(offset, length) of windows that predict every token but the first once; only the last may be shorter.
-
-    A window reads length + 1 tokens from its offset and predicts `length` of them.
-    """
-    return [(offset, min(block_size, tokens - 1 - offset)) for offset in range(0, tokens - 1, block_size)]

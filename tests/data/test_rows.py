@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanogpt_cli.config.derived import Split
-from nanogpt_cli.data.rows import RowOrder, evaluation_offsets, every_window, rank_rows
+from nanogpt_cli.data.rows import RowOrder, evaluation_offsets, rank_rows
 
 SIZES = st.integers(1, 40).flatmap(lambda T: st.tuples(st.integers(T + 1, 30 * T + 50), st.just(T)))  # (tokens, T)
 SEEDS = st.integers(0, 2**63 - 1)
@@ -123,17 +123,3 @@ def test_evaluation_windows_are_spread_and_do_not_overlap(size, count):
     if len(offsets) > 1:
         assert offsets[-1] + block_size + 1 == tokens
         assert np.ptp(np.diff(offsets)) <= 1
-
-
-@given(SIZES)
-def test_every_window_predicts_all_tokens_but_the_first_once(size):
-    tokens, block_size = size
-    windows = every_window(tokens, block_size)
-    assert [t for offset, length in windows for t in range(offset + 1, offset + 1 + length)] == list(range(1, tokens))
-    assert all(length == block_size for _, length in windows[:-1])
-
-
-def test_every_window_of_a_short_split():
-    assert every_window(2, 8) == [(0, 1)]
-    assert every_window(1, 8) == []
-    assert every_window(0, 8) == []

@@ -1,0 +1,57 @@
+"""The same work from Python."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import nanogpt_cli
+from nanogpt_cli.errors import UserError
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_settings: Callable[..., dict[str, Any]]) -> Path:
+    return nanogpt_cli.train(run=tmp_path / "runs" / "a", **tiny_settings(max_iters=4))
+
+
+def test_train_resume_load_generate(run: Path) -> None:
+    assert nanogpt_cli.resume(run, max_iters=6) == run
+    model = nanogpt_cli.load(run)
+    texts = model.generate("To be", num_samples=2, max_new_tokens=20)
+    assert [len(text) for text in texts] == [20, 20]
+    assert texts == model.generate("To be", num_samples=2, max_new_tokens=20)
+    assert texts[0] == model.generate("To be", max_new_tokens=20)[0]
+
+
+def test_loss_of_a_text_is_the_mean_over_its_tokens(run: Path) -> None:
+    model = nanogpt_cli.load(run)
+    text = "To be, or not to be, that is the question"
+    assert model.loaded.tokenizer is not None
+    ids = torch.tensor([model.loaded.tokenizer.encode(text).tolist()])
+    expected = 0.0
+    with torch.no_grad():
+        for first in range(0, ids.shape[1] - 1, 16):
+            window = ids[:, first : first + 17]
+            logits = model.network(window[:, :-1])
+            expected += float(torch.nn.functional.cross_entropy(logits[0], window[0, 1:], reduction="sum"))
+    assert model.loss(text) == pytest.approx(expected / (ids.shape[1] - 1), abs=1e-5)
+
+
+def test_mistakes_are_the_commands(run: Path) -> None:
+    with pytest.raises(UserError, match="Did you mean max_iters"):
+        nanogpt_cli.train(max_iter=3)
+    with pytest.raises(UserError, match="a whole number"):
+        nanogpt_cli.train(max_iters=3.5)
+    with pytest.raises(UserError, match="two tokens"):
+        nanogpt_cli.load(run).loss("T")
+    with pytest.raises(UserError, match="there is a run already"):
+        nanogpt_cli.train(run=run, dataset="tiny", data_dir=str(run.parent.parent / "data" / "tiny"))
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import sys, nanogpt_cli; assert nanogpt_cli.__version__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
