@@ -1,5 +1,6 @@
 """`nanogpt prepare` as it is typed: results, mistakes, signals, kills, memory."""
 
+import io
 import json
 import os
 import resource
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nanogpt_cli.cli import main
 from nanogpt_cli.data.token_files import open_data_set
 
 TEXT = "".join(f"Line {n} of the play, {'so ' * (n % 7)}it is said.\n" for n in range(2000))
@@ -27,12 +29,16 @@ def line(*words):
     return [sys.executable, "-m", "nanogpt_cli", "prepare", *map(str, words)]
 
 
-def prepare(*words, code=0, **more):
-    """Run the command; what it wrote on stdout and stderr."""
-    done = subprocess.run(line(*words), capture_output=True, check=False, **more)
-    assert done.returncode == code, done.stderr.decode()
-    assert b"Traceback" not in done.stderr
-    return done.stdout.decode(), done.stderr.decode()
+@pytest.fixture
+def prepare(capsys, monkeypatch):
+    """Run the command in this process; what it wrote on stdout and stderr."""
+
+    def run(*words, code=0, stdin=b""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        assert main.run(["prepare", *map(str, words)]) == code, capsys.readouterr().err
+        return capsys.readouterr()
+
+    return run
 
 
 def corpus(path, megabytes):
@@ -46,7 +52,7 @@ def corpus(path, megabytes):
     return path
 
 
-def test_own_text_and_the_next_line_to_type(tmp_path):
+def test_own_text_and_the_next_line_to_type(prepare):
     Path("my.txt").write_text(TEXT, encoding="utf-8")
     out, err = prepare("my.txt")
     assert "data/my made in" in out
@@ -57,7 +63,7 @@ def test_own_text_and_the_next_line_to_type(tmp_path):
     assert "data/my is complete already, nothing to do" in out
 
 
-def test_json_is_one_document(tmp_path):
+def test_json_is_one_document(prepare):
     Path("my.txt").write_text(TEXT, encoding="utf-8")
     out, _ = prepare("my.txt", "--json", "--tokenizer", "bytes", "--data-dir", "here", "--name", "it's")
     result = json.loads(out)
@@ -71,7 +77,7 @@ def test_json_is_one_document(tmp_path):
     assert not result["already"]
 
 
-def test_options_for_own_text(tmp_path):
+def test_options_for_own_text(prepare):
     Path("a.jsonl").write_text('{"story": "one"}\n{"story": "two"}\n{"story": "three"}\n')
     Path("b").write_bytes("vier|f\xfcnf|sechs".encode("latin-1"))
     out, _ = prepare("a.jsonl", "--text_field", "story", "--json", "--val-fraction", "0.5")
@@ -85,24 +91,24 @@ def test_options_for_own_text(tmp_path):
 
 
 @pytest.mark.parametrize("environment", [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {}])
-def test_text_is_utf_8_whatever_the_console_is(environment):
+def test_text_is_utf_8_whatever_the_console_is(prepare, environment):
     Path("café.txt").write_bytes("é\n".encode() * 100)
-    out, _ = prepare("café.txt", "--name", "cafe", "--json", env={**os.environ, **environment})
-    assert json.loads(out)["vocab_size"] == 2
+    env = {**os.environ, **environment}
+    subprocess.run(line("café.txt", "--name", "cafe"), env=env, check=True)
     assert open_data_set(Path("data/cafe")).tokenizer.alphabet == "\né"
 
 
-def test_stdin():
-    out, _ = prepare("-", "--name", "piped", "--json", input=TEXT.encode())
+def test_stdin(prepare):
+    out, _ = prepare("-", "--name", "piped", "--json", stdin=TEXT.encode())
     assert json.loads(out)["characters"] == len(TEXT)
-    assert json.loads(prepare("-", "--name", "piped", "--json", input=TEXT.encode())[0])["already"]
-    _, err = prepare("-", "--name", "piped", input=b"something else entirely", code=2)
+    assert json.loads(prepare("-", "--name", "piped", "--json", stdin=TEXT.encode())[0])["already"]
+    _, err = prepare("-", "--name", "piped", stdin=b"something else entirely", code=2)
     assert "--force" in err
     rows = b'{"text": "a"}\n{"text": "b"}\n{"text": "cc"}'
-    out, _ = prepare("-", "--name", "rows", "--format", "jsonl", "--json", "--tokenizer", "char", input=rows)
+    out, _ = prepare("-", "--name", "rows", "--format", "jsonl", "--json", "--tokenizer", "char", stdin=rows)
     assert json.loads(out)["documents"] == 3
     assert sorted(path.name for path in Path("data").iterdir()) == ["piped", "rows"]
-    assert "--name NAME" in prepare("-", input=b"x", code=2)[1]
+    assert "--name NAME" in prepare("-", stdin=b"x", code=2)[1]
 
 
 @pytest.mark.parametrize(
@@ -124,21 +130,21 @@ def test_stdin():
         (["my.txt", "--verify"], "There is no data set in data/my"),
     ],
 )
-def test_mistakes(tmp_path, words, part):
+def test_mistakes(prepare, words, part):
     Path("my.txt").write_text(TEXT, encoding="utf-8")
     _, err = prepare(*words, code=2)
     assert part in err
     assert not Path("data").exists()
 
 
-def test_a_known_word_is_a_name_and_a_path_is_a_file():
+def test_a_known_word_is_a_name_and_a_path_is_a_file(prepare):
     Path("tinystories").write_text(TEXT, encoding="utf-8")
     out, _ = prepare("./tinystories", "--name", "mine", "--json")
     assert json.loads(out)["characters"] == len(TEXT)
     assert "is the name of another data set" in prepare("./tinystories", code=2)[1]
 
 
-def test_verify():
+def test_verify(prepare):
     Path("my.txt").write_text(TEXT, encoding="utf-8")
     prepare("my.txt")
     assert "is as it was made" in prepare("my.txt", "--verify")[1]
@@ -183,12 +189,12 @@ def started(*words):
 @pytest.fixture
 def big(gpt2):
     """Text that takes some seconds."""
-    return corpus(Path("big.txt"), 24)
+    return corpus(Path("big.txt"), 12)
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc for the workers")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
-def test_no_worker_outlives_the_command_and_the_work_goes_on(big, signum):
+def test_no_worker_outlives_the_command_and_the_work_goes_on(prepare, big, signum):
     process, workers = started(big)
     assert len(workers) >= 2
     process.send_signal(signum)
