@@ -31,6 +31,13 @@ class StoppedError(NanogptError):
         self.exit_code = 128 + signum
 
 
+def typed(word: object) -> str:
+    """A path or name as it has to be typed in a shell: quoted where it holds spaces and the like."""
+    import shlex
+
+    return shlex.quote(str(word))
+
+
 def did_you_mean(word: str, known: "list[str] | tuple[str, ...]") -> str:
     """' Did you mean X?' for the known word nearest to `word`, or an empty string."""
     import difflib

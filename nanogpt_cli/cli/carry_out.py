@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nanogpt_cli.cli import show
 from nanogpt_cli.cli.progress import progress
+from nanogpt_cli.errors import typed
 
 if TYPE_CHECKING:
     from nanogpt_cli.training.loading import LoadedModel
@@ -40,8 +41,9 @@ def carry_out(make_plan: "MakePlan", processes: Callable[[], int], machines: "Ma
 
 def _close(plan: "Plan", outcome: "Outcome") -> None:
     path = outcome.run.path
+    name = typed(path)
     if outcome.already_finished:
-        show.say(f"{path} is finished: {outcome.step:,} updates. To extend it: nanogpt resume {path} --max-iters N")
+        show.say(f"{path} is finished: {outcome.step:,} updates. To extend it: nanogpt resume {name} --max-iters N")
         return
     show.say(f"{path} is finished: {outcome.step:,} updates")
     if outcome.run.best.exists():
@@ -56,10 +58,10 @@ def _close(plan: "Plan", outcome: "Outcome") -> None:
 
         draw([outcome.run], outcome.run.logs / "loss.svg")
     rows = [
-        (f'nanogpt sample {path} --prompt "..."', "text"),
-        (f"nanogpt eval {path}", "loss over the whole validation split"),
-        (f"nanogpt plot {path}", "the curves"),
-        (f"nanogpt resume {path} --max-iters {2 * outcome.step}", "go on"),
+        (f'nanogpt sample {name} --prompt "..."', "text"),
+        (f"nanogpt eval {name}", "loss over the whole validation split"),
+        (f"nanogpt plot {name}", "the curves"),
+        (f"nanogpt resume {name} --max-iters {2 * outcome.step}", "go on"),
     ]
     width = max(len(command) for command, _ in rows)
     show.say("\nwhat to type next:")

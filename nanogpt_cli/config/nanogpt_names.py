@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from nanogpt_cli.config.schema import settings
 from nanogpt_cli.config.setting import shown
-from nanogpt_cli.errors import UserError
+from nanogpt_cli.errors import UserError, typed
 
 # names of nanoGPT's train.py and sample.py that are no settings here
 ELSEWHERE = {
@@ -39,7 +39,7 @@ def refuse_python(path: Path) -> NoReturn:
     raise UserError(
         f"{path}: settings are read from TOML; Python is never executed. Its assignments, to be saved as {toml}:\n\n"
         f"{as_toml(tree)}\n"
-        f"Then type: nanogpt train --preset gpt2 --config {toml}\n"
+        f"Then type: nanogpt train --preset gpt2 --config {typed(toml)}\n"
         "(the preset gpt2 holds what nanoGPT's train.py has by default)"
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from nanogpt_cli.config.schema import ModelSettings
-from nanogpt_cli.errors import UserError
+from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.model.weights import check_shapes, parameter_shapes, shapes_of
 
 WRAPPERS = ("module.", "_orig_mod.")
@@ -94,7 +94,7 @@ def _moments(state: dict[str, Any], tensors: dict[str, Tensor], source: str) -> 
     if not fits:
         raise UserError(
             f"{source}: the optimizer state does not belong to these weights (another order of parameters?). "
-            f"To start a new run from the weights alone: nanogpt train --init-from {source}"
+            f"To start a new run from the weights alone: nanogpt train --init-from {typed(source)}"
         )
     return {name: dict(numbered[i]) for i, name in enumerate(order)}
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from nanogpt_cli import files
 from nanogpt_cli.config.layers import read_toml
-from nanogpt_cli.errors import NanogptError, UserError, did_you_mean
+from nanogpt_cli.errors import NanogptError, UserError, did_you_mean, typed
 from nanogpt_cli.runs import lock as locking
 from nanogpt_cli.runs.metrics import read_metrics
 
@@ -93,12 +93,13 @@ def refuse_existing(path: Path) -> None:
     if RunDirectory(path).config.exists():
         raise UserError(
             f"{path}: there is a run already, and nothing is ever overwritten. To continue it type "
-            f"`nanogpt resume {path}` or add --or-resume; for a new run choose another --run."
+            f"`nanogpt resume {typed(path)}` or add --or-resume; for a new run choose another --run."
         )
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
         raise UserError(f"{path}: exists and is no run; nothing is ever overwritten. Choose another --run.")
     if os.path.ismount(path):
-        raise UserError(f"{path}: a disk of its own, which no run can take the place of. Use --run {path / 'run'}")
+        inside = typed(path / "run")
+        raise UserError(f"{path}: a disk of its own, which no run can take the place of. Use --run {inside}")
 
 
 @contextlib.contextmanager
@@ -171,7 +172,7 @@ def find_run(word: str, root: Path = RUNS) -> RunDirectory:
     if len(alike) == 1:
         return alike[0]
     if os.path.isfile(path) and RunDirectory(path.parent).config.exists():  # noqa: PTH113
-        raise UserError(f"{word} is a file of a run. Name the run itself: {path.parent}")
+        raise UserError(f"{word} is a file of a run. Name the run itself: {typed(path.parent)}")
     for place in (path, root / word):
         if os.path.isdir(place):  # noqa: PTH112
             raise UserError(f"{place} is no run directory: it has no config.toml.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from nanogpt_cli.errors import UserError
+from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.files import atomic_write
 from nanogpt_cli.runs.directory import RunDirectory
 from nanogpt_cli.runs.metrics import read_metrics
@@ -50,7 +50,7 @@ def draw(runs: Sequence[RunDirectory], out: Path, axis: Axis = "steps") -> None:
         UserError: matplotlib is missing, the suffix is another, or a run has no metrics yet.
     """
     if out.suffix.lower() not in FORMATS:
-        raise UserError(f"{out}: pictures are written as .png or .svg. Type --out {out.stem or 'curves'}.png")
+        raise UserError(f"{out}: pictures are written as .png or .svg. Type --out {typed(out.stem or 'curves')}.png")
     if not out.parent.is_dir() or out.is_dir():
         raise UserError(f"{out}: {'is a folder' if out.is_dir() else f'there is no folder {out.parent}'}.")
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nanogpt_cli.errors import UserError
+from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.files import DiskFullError, atomic_write, sync_folder, temporary_beside
 
 FORMAT = 1
@@ -131,7 +131,7 @@ def load_training_state(path: Path) -> Checkpoint:
     if not content.keys() >= TRAINING_KEYS:
         raise UserError(
             f"{path}: holds weights alone, no optimizer state. "
-            f"To start a new run from these weights: nanogpt train --init-from {path}"
+            f"To start a new run from these weights: nanogpt train --init-from {typed(path)}"
         )
     return content
 

@@ -25,7 +25,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from nanogpt_cli.errors import NanogptError, StoppedError
+from nanogpt_cli.errors import NanogptError, StoppedError, typed
 from nanogpt_cli.training.place import LAUNCHER, Launcher, Machines
 from nanogpt_cli.training.signals import StopSignals
 
@@ -52,7 +52,7 @@ def launch(run: str, processes: int, machines: Machines, say: Callable[[str], No
         if error.exit_code != NanogptError.exit_code:
             raise error
         if attempt == machines.max_restarts:
-            raise NanogptError(f"{error}\nTo go on from the last checkpoint: nanogpt resume {run}")
+            raise NanogptError(f"{error}\nTo go on from the last checkpoint: nanogpt resume {typed(run)}")
         say(f"{error}\nRestart {attempt + 1} of {machines.max_restarts}, from the last checkpoint.")
 
 

@@ -16,7 +16,7 @@ from nanogpt_cli.config.schema import Config, ModelSettings
 from nanogpt_cli.data.foreign import read_meta_pkl
 from nanogpt_cli.data.token_files import DataSet
 from nanogpt_cli.data.tokenizers import CharTokenizer, TiktokenTokenizer, Tokenizer, tokenizer_from_toml
-from nanogpt_cli.errors import UserError, did_you_mean
+from nanogpt_cli.errors import UserError, did_you_mean, typed
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.model.hub import CONFIG, GPT2_MODELS, WEIGHTS, hub_directory
 from nanogpt_cli.model.hugging_face import read_folder
@@ -137,7 +137,7 @@ def _from_run(run: RunDirectory, checkpoint: str) -> LoadedModel:
 def _choose(run: RunDirectory, checkpoint: str) -> tuple[Path, list[str]]:
     if checkpoint == "last" or (checkpoint == "best" and not run.best.exists()):
         if not run.checkpoint.exists():
-            raise UserError(f"{run.path} has no checkpoint yet. To start or go on: nanogpt resume {run.path}")
+            raise UserError(f"{run.path} has no checkpoint yet. To start or go on: nanogpt resume {typed(run.path)}")
         return run.checkpoint, [] if checkpoint == "last" else ["no evaluation yet, so no best.pt: the last checkpoint"]
     if checkpoint == "best":
         return run.best, []

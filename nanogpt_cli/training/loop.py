@@ -19,12 +19,12 @@ from nanogpt_cli.config.derived import Split, save_interval
 from nanogpt_cli.data.batches import Batches
 from nanogpt_cli.data.rows import RowOrder
 from nanogpt_cli.data.token_files import Tokens
-from nanogpt_cli.errors import NanogptError, NonFiniteError, StoppedError
+from nanogpt_cli.errors import NanogptError, NonFiniteError, StoppedError, typed
 from nanogpt_cli.files import DiskFullError
 from nanogpt_cli.runs.directory import RunDirectory
 from nanogpt_cli.runs.metrics import MetricsLog
 from nanogpt_cli.runs.trackers import Trackers
-from nanogpt_cli.runs.views import EvalReport, StepReport, View
+from nanogpt_cli.runs.views import EvalReport, Start, StepReport, View
 from nanogpt_cli.training.checkpoints import keep_milestone, save_checkpoint, weights_only
 from nanogpt_cli.training.device import Compute, key_dropout, memory_gib
 from nanogpt_cli.training.evaluation import windows_loss
@@ -79,7 +79,7 @@ class Training:
     def __post_init__(self) -> None:
         self.signals = StopSignals(self._announce_stop)
 
-    def train(self) -> None:
+    def train(self, start: Start) -> None:
         """Train to max_iters; the last state is evaluated and saved.
 
         Raises:
@@ -89,6 +89,7 @@ class Training:
         """
         progress, settings = self.state.progress, self.state.facts.config.train
         with self.signals:
+            self.view.start(start)  # it says that Ctrl-C saves: from here on that is true
             try:
                 while True:
                     at_end = progress.step >= settings.max_iters
@@ -197,7 +198,7 @@ class Training:
         kept = f"the checkpoint of step {self.saved_step}" if self.saved_step else "no checkpoint was saved yet"
         raise NonFiniteError(
             f"Stopped: {what}.\nThe last good step is {step - 1}; {kept}. "
-            f"To go on from there: nanogpt resume {self.run.path} --learning-rate RATE"
+            f"To go on from there: nanogpt resume {typed(self.run.path)} --learning-rate RATE"
         )
 
     def _report(self, update: InFlight, loss: float, norm: float) -> None:
@@ -337,7 +338,7 @@ class Training:
                 problem = self._unsaved(error)
         problem = self.processes.from_main(problem)
         if problem and must:
-            failed = NanogptError(f"{problem} Make room, then: nanogpt resume {self.run.path}")
+            failed = NanogptError(f"{problem} Make room, then: nanogpt resume {typed(self.run.path)}")
             failed.shared = True
             raise failed
         if problem:
@@ -359,6 +360,6 @@ class Training:
         self.save(must=True)
         step = self.state.progress.step
         raise StoppedError(
-            f"Stopped by {stop} after step {step}, which is saved. To go on: nanogpt resume {self.run.path}",
+            f"Stopped by {stop} after step {step}, which is saved. To go on: nanogpt resume {typed(self.run.path)}",
             stop.signum,
         )

@@ -11,7 +11,7 @@ from nanogpt_cli.config.derived import Schedule, schedule_of
 from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.schema import Config, ModelSettings, settings
 from nanogpt_cli.data.tokens import difference
-from nanogpt_cli.errors import UserError
+from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.model.nanogpt import NanoGPTCheckpoint, from_nanogpt
 from nanogpt_cli.runs.directory import RunDirectory, find_run, read_config
 from nanogpt_cli.training.checkpoints import (
@@ -212,7 +212,8 @@ def _from_nanogpt(path: Path) -> Source:
     theirs: NanoGPTCheckpoint = from_nanogpt(content, str(path))
     if theirs.adamw is None:
         raise UserError(
-            f"{path}: holds no optimizer state. To start a new run from its weights: nanogpt train --init-from {path}"
+            f"{path}: holds no optimizer state. "
+            f"To start a new run from its weights: nanogpt train --init-from {typed(path)}"
         )
     model = {k: v for k, v in dataclasses.asdict(theirs.settings).items() if v is not None}
     layer = Layer(f"nanoGPT's {path}", {**theirs.tables, "model": model})
