@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from nanogpt_cli.errors import NanogptError
+
 TEMPORARY_PREFIX = ".nanogpt-tmp-"
 
 
@@ -61,22 +63,26 @@ def give_usual_mode(path: Path) -> None:
 
 @contextlib.contextmanager
 def disk_full_named(path: Path) -> Iterator[None]:
-    """Turn "no space", however deep torch or safetensors buried it, into `DiskFullError` for `path`."""
+    """Raise what a write failed of, however deep torch or safetensors buried it; "no space" as `DiskFullError`.
+
+    The error of the operating system comes out as itself, and so does a signal that stopped the write.
+    """
+    handled = sys.exception()  # what is dealt with already is no cause
     try:
         yield
     except Exception as error:
-        if not no_space(error):
+        causes = [cause for cause in _causes(error, handled) if isinstance(cause, OSError | NanogptError)]
+        if any(isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT) for cause in causes):
+            raise DiskFullError(errno.ENOSPC, "no space left on the disk", str(path)) from error
+        if not causes or causes[0] is error:
             raise
-        raise DiskFullError(errno.ENOSPC, "no space left on the disk", str(path)) from error
+        raise causes[0] from None
 
 
-def no_space(error: BaseException | None) -> bool:
-    """Whether an error, or one it came from, says that the disk or the quota is full."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
+def _causes(error: BaseException | None, last: BaseException | None) -> Iterator[BaseException]:
+    while error is not None and error is not last:
+        yield error
         error = error.__cause__ or error.__context__
-    return False
 
 
 def make_folder(folder: Path) -> None:

@@ -21,7 +21,10 @@ def main_process() -> bool:
 def say(text: str = "") -> None:
     """A line of status, to stderr."""
     if main_process():
-        print(text, file=sys.stderr, flush=True)
+        try:
+            print(text, file=sys.stderr, flush=True)
+        except BrokenPipeError:
+            _give_up_stderr()
 
 
 def warn(text: str) -> None:
@@ -81,10 +84,19 @@ def _console(*, stderr: bool) -> "Console":
         """A closed pipe is the program's to handle, not Rich's, which would exit with 1."""
 
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError
+            if not stderr:
+                raise BrokenPipeError
+            _give_up_stderr()
 
     stream = sys.stderr if stderr else sys.stdout
     return OurConsole(file=stream, width=None if stream.isatty() else 160, highlight=False, emoji=False)
+
+
+def _give_up_stderr() -> None:
+    """Nobody listens any more: that ends no work."""
+    from nanogpt_cli.runs.views import give_up
+
+    give_up(sys.stderr)
 
 
 def _escaped(text: str) -> str:

@@ -23,7 +23,8 @@ class StopSignals:
     """While entered, remembers a stop signal instead of dying from it.
 
     `announce` is called with the signal's name the moment the first one arrives; a second one raises `StoppedError`
-    out of whatever is running. A signal that was ignored before, such as SIGHUP under nohup, stays ignored.
+    out of whatever is running, and a third one kills. A signal that was ignored before, such as SIGHUP under nohup,
+    stays ignored.
     """
 
     def __init__(self, announce: Callable[[str], None]) -> None:
@@ -50,7 +51,10 @@ class StopSignals:
 
     def _arrived(self, signum: int, frame: FrameType | None) -> None:
         if self.signum is not None:
-            raise StoppedError("Stopped at once by a second signal; the last checkpoint is whole.", signum)
+            signal.signal(signum, signal.SIG_DFL)  # should the way out hang
+            stopped = StoppedError("Stopped at once by a second signal; the last checkpoint is whole.", signum)
+            stopped.shared = False  # no other rank need have it
+            raise stopped
         self.signum = signum
         # the handler may have interrupted a print, and printing is not reentrant: another thread waits its turn
         threading.Thread(target=self.announce, args=[signal.Signals(signum).name], daemon=True).start()

@@ -155,18 +155,16 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
     config, arch = plan.config, plan.architecture
     tokens_per_step, per_token = plan.tokens_per_step, flops_per_token(arch)
     peak = plan.peak[0] if plan.peak else None
-    view.start(
-        Start(
-            run_name=run.name,
-            first_step=state.progress.step,
-            max_iters=config.train.max_iters,
-            tokens_per_step=tokens_per_step,
-            vocab_size=arch.vocab_size or 0,
-            device=plan.compute.describe(),
-            peak_tflops=peak / 1e12 if peak else None,
-            peak_source=plan.peak[1] if plan.peak else "",
-            best_loss=state.progress.best_loss,
-        )
+    shown = Start(
+        run_name=run.name,
+        first_step=state.progress.step,
+        max_iters=config.train.max_iters,
+        tokens_per_step=tokens_per_step,
+        vocab_size=arch.vocab_size or 0,
+        device=plan.compute.describe(),
+        peak_tflops=peak / 1e12 if peak else None,
+        peak_source=plan.peak[1] if plan.peak else "",
+        best_loss=state.progress.best_loss,
     )
     with contextlib.ExitStack() as stack:
         metrics = MetricsLog(run.metrics if processes.main else Path(os.devnull))
@@ -202,7 +200,7 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
             ),
             saved=(state.progress.step, state.progress.evaluated_step),
         )
-        training.train()
+        training.train(shown)
     return Outcome(run, state.progress.step, state.progress.best_loss)
 
 
