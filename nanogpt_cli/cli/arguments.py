@@ -1,9 +1,10 @@
 """What people type, in the one form that Typer understands: nanoGPT's `--key=value` lines work as they are."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from nanogpt_cli.config.setting import BOOLEANS
-from nanogpt_cli.errors import UserError, did_you_mean
+from nanogpt_cli.errors import UserError, did_you_mean, typed
 
 TOGGLE_WORDS = ("auto", *BOOLEANS)
 
@@ -37,7 +38,7 @@ def normalise(arguments: list[str], flags: Flags) -> list[str]:
         if argument == "--":
             return [*done, argument, *rest]
         if not argument.startswith("--"):
-            done.append(argument)
+            done.append("--help" if argument == "-h" else argument)
             continue
         name, equals, value = argument.partition("=")
         name = name.replace("_", "-")
@@ -89,4 +90,33 @@ def unknown_flag(name: str, flags: Flags) -> str:
     plain = name.removeprefix("--").replace("-", "_")
     if plain in ELSEWHERE:
         return f"{flags.command}: there is no {name}. {ELSEWHERE[plain]}"
-    return f"{flags.command}: there is no {name}.{did_you_mean(name, flags.names())} {flags.command} --help lists all."
+    near = did_you_mean(name.strip("-"), [known.strip("-") for known in flags.names()]).replace("mean ", "mean --")
+    return f"{flags.command}: there is no {name}.{near} {flags.command} --help lists all."
+
+
+def stray_words(command: str, words: list[str]) -> str:
+    """What to type instead of words that the command does not take."""
+    word = words[0]
+    found = f"{command}: {typed(word)} is one word too many."
+    if command.endswith(" sample"):
+        return f"{found} A prompt is --prompt {typed(' '.join(words))}"
+    if command.endswith(" eval"):
+        return f"{found} Other data is --data NAME or --data-dir DIR."
+    if command.endswith(" train"):
+        return f"{found} {_for_train(words[-1])}"
+    return f"{found} {command} --help says more."
+
+
+def _for_train(word: str) -> str:
+    """Everything that train takes has a flag."""
+    from nanogpt_cli.config.presets import preset_names
+    from nanogpt_cli.runs.directory import RUNS, RunDirectory
+
+    path = Path(word)
+    if word.replace("-", "_") in preset_names():
+        return f"A recipe is --preset {word}"
+    if any(RunDirectory(place).config.exists() for place in (path, RUNS / word)):
+        return f"To continue a run: nanogpt resume {typed(word)}"
+    if path.suffix in (".toml", ".py"):
+        return f"A file of settings is --config {typed(word)}"
+    return f"A data set or a text file is --dataset {typed(word)}, a recipe --preset NAME."

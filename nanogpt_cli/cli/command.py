@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from nanogpt_cli.cli.arguments import Flags, normalise
+from nanogpt_cli.cli.arguments import Flags, normalise, stray_words
 from nanogpt_cli.errors import UserError, did_you_mean
 
 WIDTH = 100  # of help texts, at most
@@ -25,9 +25,13 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Typer sees the normalised line; completion of a half line sees it as it is."""
-        if not ctx.resilient_parsing:
-            args = normalise(args, _flags(ctx))
-        return super().parse_args(ctx, args)
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        ctx.allow_extra_args = True  # Click's own answer does not say what to type
+        rest = super().parse_args(ctx, normalise(args, _flags(ctx)))
+        if ctx.args:
+            raise UserError(stray_words(ctx.command_path, ctx.args))
+        return rest
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
         """The usage line under a heading that stands out."""
@@ -87,9 +91,13 @@ class Group(TyperGroup):
         """A misspelt command is answered with the nearest one."""
         if args[0] not in self.commands_by_name and not ctx.resilient_parsing:
             known = ", ".join(self.commands_by_name)
-            near = did_you_mean(args[0], list(self.commands_by_name))
-            raise UserError(f"nanogpt {args[0]}: no such command.{near} There are: {known}.")
+            raise UserError(f"nanogpt {args[0]}: no such command.{self._meant(args[0])} There are: {known}.")
         return super().resolve_command(ctx, args)
+
+    def _meant(self, word: str) -> str:
+        from nanogpt_cli.config.nanogpt_names import COMMANDS
+
+        return f" {COMMANDS[word]}" if word in COMMANDS else did_you_mean(word, list(self.commands_by_name))
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
         """As in `Command`."""

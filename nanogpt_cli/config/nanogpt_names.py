@@ -8,7 +8,7 @@ from nanogpt_cli.config.schema import settings
 from nanogpt_cli.config.setting import shown
 from nanogpt_cli.errors import UserError, typed
 
-# names of nanoGPT's train.py and sample.py that are no settings here
+# names of nanoGPT's train.py and sample.py that are no settings here, and some that other programs have
 ELSEWHERE = {
     "out_dir": "A run's folder is --run DIR for train, and the first word of the other commands.",
     "eval_only": "Type nanogpt eval RUN.",
@@ -20,6 +20,21 @@ ELSEWHERE = {
     "max_new_tokens": "That is a flag of nanogpt sample.",
     "resume": "Type nanogpt resume RUN.",
     "overwrite": "Nothing is ever overwritten: choose another --run.",
+    "lr": "Type --learning-rate.",
+    "steps": "Type --max-iters; an iteration is one update.",
+    "epochs": "Type --max-iters; the plan, shown by --dry-run, says how many epochs that is.",
+    "cpu": "Type --device cpu.",
+    "output": "Results go to stdout: type > FILE behind the command.",
+    "preset": "A recipe is for nanogpt train and nanogpt mfu; a run keeps its settings.",
+    "config": "A file of settings is for nanogpt train; a run keeps its settings.",
+}
+# words in the place of a command, of nanoGPT's scripts and of other programs
+COMMANDS = {
+    "help": "Type nanogpt --help.",
+    "version": "Type nanogpt --version.",
+    "bench": "Type nanogpt mfu PRESET.",
+    "finetune": "Type nanogpt train --init-from MODEL.",
+    "generate": "Type nanogpt sample MODEL.",
 }
 
 

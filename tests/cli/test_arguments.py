@@ -47,6 +47,8 @@ SPELLINGS = [
     (["--prompt", "--"], ["--prompt=--"]),
     (["my_run", "-x"], ["my_run", "-x"]),
     (["--", "--learning_rate", "x_y"], ["--", "--learning_rate", "x_y"]),
+    (["-h"], ["--help"]),
+    (["--prompt", "-h"], ["--prompt=-h"]),
 ]
 
 
