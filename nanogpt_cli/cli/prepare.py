@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nanogpt_cli.data.job import Prepared
 
 NAMED, OWN = "Known data sets", "Own text"
+SHORT = 0.5  # seconds that need no bar
 LONGEST_SILENCE = 30.0  # seconds without a word on a stderr that is no terminal
 
 
@@ -178,17 +179,17 @@ class Shown:
         """Totals so far."""
         now = time.monotonic()
         if self.began is None:
-            self.began = (now, share, tokens)
-            self.bar = _bar()
+            self.began, self.bar = (now, share, tokens), _bar()
             return
         began, first_share, first_tokens = self.began
         seconds = max(now - began, 1e-9)
         left = seconds * (1 - share) / max(share - first_share, 1e-9)
         rate = (tokens - first_tokens) / seconds
         text = f"{documents:,} documents, {text_bytes / 1e6:,.0f} MB, {tokens:,} tokens, {rate / 1e6:.2f} M tokens/s"
-        if self.bar is not None:
+        if self.bar is not None and seconds > SHORT:
+            self.bar.start()
             self.bar.update(self.bar.task_ids[0], completed=share, text=f"{text}, {_clock(left)} left")
-        elif now - self.said > LONGEST_SILENCE:
+        elif self.bar is None and now - self.said > LONGEST_SILENCE:
             self.said = now
             show.say(f"{share:.1%}: {text}, {_clock(left)} left")
 
@@ -205,7 +206,7 @@ def _bar() -> Any:
     console = Console(stderr=True)
     if not console.is_terminal or console.is_dumb_terminal:
         return None
-    bar = Progress(BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}"), console=console)
+    columns = BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}")
+    bar = Progress(*columns, console=console, transient=True)
     bar.add_task("", total=1.0, text="")
-    bar.start()
     return bar
