@@ -31,6 +31,7 @@ class StopSignals:
         self.announce = announce
         self.signum: int | None = None
         self._before: dict[int, Any] = {}
+        self._announcing: threading.Thread | None = None
 
     def check(self) -> None:
         """Raise `StopRequested` if a signal has arrived."""
@@ -48,6 +49,8 @@ class StopSignals:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
+        if self._announcing is not None:
+            self._announcing.join(timeout=1.0)  # who listens may be closed soon
 
     def _arrived(self, signum: int, frame: FrameType | None) -> None:
         if self.signum is not None:
@@ -57,4 +60,5 @@ class StopSignals:
             raise stopped
         self.signum = signum
         # the handler may have interrupted a print, and printing is not reentrant: another thread waits its turn
-        threading.Thread(target=self.announce, args=[signal.Signals(signum).name], daemon=True).start()
+        self._announcing = threading.Thread(target=self.announce, args=[signal.Signals(signum).name], daemon=True)
+        self._announcing.start()

@@ -16,8 +16,8 @@ import torch
 from nanogpt_cli.data.token_files import open_data_set
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.training.checkpoints import load_checkpoint, load_training_state
-from tests.faults.harness import Command, Patch, Result, nanogpt
-from tests.faults.taps import At, Event, Kill, Record
+from tests.faults.harness import Command, Result, nanogpt
+from tests.faults.taps import At, Event, Kill, Record, When
 
 KILLED = -9
 STEPS = 12
@@ -42,12 +42,13 @@ SETTINGS = {
     "dtype": "float32",
     "peak_tflops": 1,
 }
+WHENS: tuple[When, ...] = ("half", "before", "after")  # only a write has a middle
 TIMES = ("step_ms", "tokens_per_s", "mfu", "time_s")
 
 
 def flags(**settings: Any) -> str:
     """Settings as they are typed."""
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in settings.items())
+    return " ".join(f"--{name.replace('_', '-')}={value}" for name, value in settings.items())
 
 
 def text(words: int = 1500) -> str:
@@ -76,6 +77,8 @@ class Lab:
         self.prepare_events = self._recorded("prepare my.txt --tokenizer char")
         self.train_events = self._recorded(self.line("whole"))
         self.whole = folder / "runs" / "whole"
+        assert self.run(self.line("resumed"), Kill(At("rename", "ckpt.pt", 1, "after"))).code == KILLED
+        self.resume_events = self._recorded("resume runs/resumed")
 
     def _recorded(self, line: str) -> list[Event]:
         record = Record(self.folder.with_name(f"{self.folder.name}-events"))
@@ -97,8 +100,11 @@ class Lab:
     def go_on(self, name: str, fault: Kill | KillAfter | None = None) -> Result:
         """Start the run, or resume it, as a user would who finds it stopped."""
         line = f"resume runs/{name}" if (self.folder / "runs" / name).exists() else self.line(name)
-        patches: list[Patch] = [fault] if isinstance(fault, Kill) else []
-        command = Command(line.split(), self.folder, patches)
+        return self.run(line, fault)
+
+    def run(self, line: str, fault: Kill | KillAfter | None) -> Result:
+        """A command, and what strikes it."""
+        command = Command(line.split(), self.folder, [fault] if isinstance(fault, Kill) else [])
         if isinstance(fault, KillAfter):
             time.sleep(fault.seconds)
             command.process.kill()
@@ -116,26 +122,31 @@ class Lab:
         self.check_end(name)
         return results
 
-    def prepare_killed(self, name: str, at: At, *, over: bool = False, again: str = "") -> None:
+    def prepare_killed(self, name: str, fault: Kill | KillAfter, *, over: bool = False, again: str = "") -> int:
         """Kill the preparation of a data set: it is whole or refused, and made when the command is typed again.
 
         `over` makes it in place of another complete one; `again` is a flag of the second command.
         """
         line, folder = f"prepare my.txt --name {name} --tokenizer char", self.folder / "data" / name
-        if not over:
-            shutil.rmtree(folder, ignore_errors=True)
-        old = digest(folder)
-        at = replace(at, name=at.name.replace("my/", f"{name}/"))
-        killed = nanogpt(self.folder, f"{line} --force" if over else line, Kill(at))
-        assert killed.code == KILLED, killed
+        shutil.rmtree(folder, ignore_errors=True)
+        if over:
+            shutil.copytree(self.folder / "data" / "my", folder)
+            other = nanogpt(self.folder, f"{line} --val-fraction 0.2 --force")
+            assert other.code == 0, other
+        old, again = digest(folder), "--force" if over else again
+        if isinstance(fault, Kill):
+            fault = Kill(replace(fault.at, name=fault.at.name.replace("my/", f"{name}/")))
+        killed = self.run(f"{line} --force" if over else line, fault)
+        assert killed.code in (0, KILLED), killed
         if digest(folder) != old and not self.is_whole(folder):
             refused = nanogpt(self.folder, f"train --dataset {name} --dry-run")
             assert refused.code == 2, refused
             assert "nanogpt prepare" in refused.err, refused
-        made = nanogpt(self.folder, f"{line} --force" if over else f"{line} {again}")
+        made = nanogpt(self.folder, f"{line} {again}")
         assert made.code == 0, made
         assert self.is_whole(folder)
         assert files(folder) == ["meta.toml", "train.bin", "val.bin"]
+        return killed.code
 
     def is_whole(self, folder: Path) -> bool:
         """Whether the folder passes for a complete data set; then it must be the one that was prepared unbroken."""
@@ -160,11 +171,12 @@ class Lab:
     def check_end(self, name: str) -> None:
         """The run is the unbroken run, file by file; nothing else is left."""
         run = self.folder / "runs" / name
-        assert files(run) == files(self.whole)
+        assert set(files(run)) == set(files(self.whole))
         for path in self.whole.glob("*.pt"):
             if path.name != "ckpt-previous.pt":  # a resumed run may have saved more often
                 assert plain(load_checkpoint(run / path.name)) == plain(load_checkpoint(path)), path.name
-        load_training_state(run / "ckpt-previous.pt")
+        for path in run.glob("ckpt-previous.pt"):
+            load_training_state(path)
         assert metrics(run) == metrics(self.whole)
         assert strays(self.folder) == []
 
@@ -204,8 +216,11 @@ def random_kill(draw: random.Random, events: Sequence[Event], seconds: float) ->
     """A kill at an event, all kinds of events being equally likely, or at any instant within `seconds`."""
     if draw.random() < 0.25:
         return KillAfter(draw.uniform(0.0, seconds))
-    kind, name = draw.choice(sorted({event[:2] for event in events}))
-    nth = draw.randint(1, sum(event[:2] == (kind, name) for event in events))
-    return Kill(
-        At(kind, name.rpartition("/")[2] if kind != "mkdir" else name, nth, draw.choice(["before", "half", "after"]))
-    )
+    kind, name = draw.choice(sorted({(event.kind, tail(event)) for event in events}))
+    nth = draw.randint(1, sum((event.kind, tail(event)) == (kind, name) for event in events))
+    return Kill(At(kind, name, nth, draw.choice(WHENS[kind != "write" :])))
+
+
+def tail(event: Event) -> str:
+    """An event's name without the folder, which differs from run to run."""
+    return event.name.rpartition("/")[2].replace("whole", "cut").replace("resumed", "cut").replace("my", "cut")

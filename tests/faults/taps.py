@@ -1,7 +1,10 @@
-"""Faults that a process inflicts on itself: every dealing with files in its working folder is seen, counted, and may go wrong.
+"""Faults that a process inflicts on itself: its dealings with files in its working folder are counted and may go wrong.
 
 Nothing of this is known to the program: the functions of `os` and the file objects it gets are replaced around it.
 """
+
+# the functions below pathlib are what is replaced here
+# ruff: noqa: PTH100, PTH110, PTH116, PTH118, PTH119, PTH120
 
 import errno
 import io
@@ -191,7 +194,7 @@ class At:
     when: When = "before"
 
     def __str__(self) -> str:
-        return f"{self.when} {self.kind or 'event'} {self.nth}{f' of {self.name}' if self.name else ''}"
+        return f"{self.when} {self.kind or 'event'} {self.nth} of {self.name or 'any file'}"
 
 
 @dataclass(frozen=True)
@@ -218,7 +221,11 @@ class Fault:
         Tap(folder, act)
 
     def strike(self, event: Event) -> None:
+        """What happens."""
         raise NotImplementedError
+
+    def __str__(self) -> str:
+        return str(self.at)
 
 
 @dataclass(frozen=True)

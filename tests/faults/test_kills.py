@@ -1,19 +1,13 @@
 """A process killed at the worst instants: the run goes on and ends as if nothing had happened."""
 
 import random
-import shutil
+from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import nanogpt
-from tests.faults.lives import KILLED, Lab, metrics, random_kill, text
+from tests.faults.lives import KILLED, Lab, metrics, random_kill
+from tests.faults.soak import soak
 from tests.faults.taps import At, Kill
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    return Lab(tmp_path_factory.mktemp("kills"))
-
 
 CHOSEN = {
     "while the run directory is made": [At("rename", "config.toml")],
@@ -49,16 +43,15 @@ def test_the_unbroken_run_has_it_all(lab: Lab) -> None:
 
 @pytest.mark.parametrize("places", CHOSEN.values(), ids=CHOSEN.keys())
 def test_chosen_instants(lab: Lab, places: list[At]) -> None:
-    shutil.rmtree(lab.folder / "runs" / "cut", ignore_errors=True)
     results = lab.live("cut", [Kill(lab.place(at)) for at in places])
     assert [result.code for result in results] == [KILLED] * len(places)
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_life_of_random_kills(lab: Lab, seed: int) -> None:
-    shutil.rmtree(lab.folder / "runs" / "cut", ignore_errors=True)
     draw = random.Random(seed)
-    lab.live("cut", [random_kill(draw, lab.train_events, 0.6) for _ in range(4)])
+    kills = [random_kill(draw, events, 0.6) for events in (lab.train_events, *[lab.resume_events] * 3)]
+    lab.live("cut", kills)
 
 
 PREPARING = {
@@ -76,18 +69,22 @@ PREPARING = {
 
 @pytest.mark.parametrize("at", PREPARING.values(), ids=PREPARING.keys())
 def test_prepare_is_whole_or_absent(lab: Lab, at: At) -> None:
-    lab.prepare_killed("other", at)
+    assert lab.prepare_killed("other", Kill(at)) == KILLED
 
 
 def test_prepare_over_another_data_set(lab: Lab) -> None:
     """Making a data set again never mixes the old and the new one."""
     for at in [*PREPARING.values()][3:8]:
-        (lab.folder / "my.txt").write_text(text(1000))
-        assert nanogpt(lab.folder, "prepare my.txt --name over --tokenizer char --force").code == 0
-        (lab.folder / "my.txt").write_text(text())
-        lab.prepare_killed("over", at, over=True)
+        assert lab.prepare_killed("other", Kill(at), over=True) == KILLED
 
 
 def test_prepare_again_after_all_was_done(lab: Lab) -> None:
     """The note of unfinished files must not be taken for one about files that have left."""
-    lab.prepare_killed("other", At("rename", "my/meta.toml", 1, "after"), again="--force")
+    assert lab.prepare_killed("other", Kill(At("rename", "my/meta.toml", 1, "after")), again="--force") == KILLED
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_soak(tmp_path: Path) -> None:
+    """More of the same: python -m tests.faults.soak --kills 100 --seed 0 prints what was tried."""
+    assert soak(tmp_path, kills=100, seed=0)
