@@ -44,7 +44,11 @@ def atomic_write(
 @contextlib.contextmanager
 def temporary_beside(path: Path) -> Iterator[Path]:
     """A temporary file name in the folder of `path`, with the user's usual mode, removed if it is still there."""
-    handle, name = tempfile.mkstemp(prefix=f"{TEMPORARY_PREFIX}{path.name}-", dir=path.parent)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f"{TEMPORARY_PREFIX}{path.name}-", dir=path.parent)
+    except OSError as error:
+        error.filename = str(path)  # the name that the user knows
+        raise
     os.close(handle)
     temporary = Path(name)
     give_usual_mode(temporary)
@@ -112,6 +116,9 @@ def user_cache() -> Path:
     """The user's cache folder for this program, created: downloads, tokenizers, results of long checks.
 
     NANOGPT_CACHE, else `nanogpt` in XDG_CACHE_HOME or the platform's own place.
+
+    Raises:
+        OSError: it cannot be made; says how to name another.
     """
     if own := os.environ.get("NANOGPT_CACHE"):
         folder = Path(own).expanduser()
@@ -123,7 +130,11 @@ def user_cache() -> Path:
         folder = Path("~/Library/Caches/nanogpt").expanduser()
     else:
         folder = Path("~/.cache/nanogpt").expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        words = f"{error.strerror}: no place to keep downloads. NANOGPT_CACHE=DIR in front of the command names another"
+        raise OSError(error.errno, words, str(folder)) from None
     return folder
 
 

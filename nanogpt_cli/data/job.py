@@ -100,6 +100,8 @@ def run(job: Job, *, workers: int | None = None, force: bool = False, progress: 
         NanogptError: the disk is full or a worker was killed; the same call goes on from there.
     """
     progress, started = progress or Quiet(), time.perf_counter()
+    if job.folder.exists() and not job.folder.is_dir():
+        raise UserError(f"{job.folder} is a file, where the token files need a folder. Give them another: --name NAME.")
     with _one_at_a_time(job.folder, progress):
         meta = None if force else _already(job)
         already = meta is not None
@@ -140,7 +142,12 @@ def _work_folder(job: Job, progress: Progress) -> Iterator[Path]:
     if _request_of(work) not in (None, job.request()):
         progress.say("unfinished files of another text, or of other settings, are dropped")
         shutil.rmtree(work)
-    make_folder(work)
+    try:
+        make_folder(work)
+    except OSError as error:
+        raise UserError(
+            f"{job.folder}: cannot be made: {error.strerror}. Choose a folder that can be written: --data-dir DIR."
+        ) from None
     try:
         yield work
     except BaseException:
@@ -284,13 +291,15 @@ def _one_at_a_time(folder: Path, progress: Progress) -> Iterator[None]:
     except ImportError:
         yield
         return
-    locks = user_cache() / "locks"
-    locks.mkdir(exist_ok=True)
     name = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:32]
-    with (locks / name).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress.say(f"another process is making {folder}: waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a home that cannot be written to, or has no locks
+            locks = user_cache() / "locks"
+            locks.mkdir(exist_ok=True)
+            file = stack.enter_context((locks / name).open("w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                progress.say(f"another process is making {folder}: waiting for it")
+                fcntl.flock(file, fcntl.LOCK_EX)
         yield

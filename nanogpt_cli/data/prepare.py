@@ -12,7 +12,7 @@ from nanogpt_cli.data.hub import EXTRA, FolderHub, Hub, HubInputs, HuggingFaceHu
 from nanogpt_cli.data.inputs import LocalFiles, PinnedInput, find_files, spooled
 from nanogpt_cli.data.job import META, WORK, Job, Prepared, Progress, Quiet, run
 from nanogpt_cli.data.splits import Split, own_split
-from nanogpt_cli.errors import UserError, did_you_mean
+from nanogpt_cli.errors import UserError, did_you_mean, typed
 
 ROOT = Path("data")
 STAND_IN = "shakespeare"
@@ -184,15 +184,27 @@ def ensure_prepared(dataset: str, root: Path = ROOT, *, progress: Progress | Non
     if (folder / META).is_file() or (started and not small) or (any(folder.glob("*.bin")) and not started):
         return name  # or what is missing is said where the files are opened
     if entry is None:
-        raise UserError(
-            f"There is no data set in {folder}, and {dataset} is neither a file nor a known name."
-            f"{did_you_mean(dataset, catalogue.names())} Known names: {', '.join(catalogue.names())}. "
-            f"Prepare your own text: nanogpt prepare PATH --name {Path(dataset).stem}"
-        )
+        raise UserError(_unknown(dataset, folder))
     if entry.file is None:
         raise UserError(too_large(entry, folder))
     prepare_named(entry, folder=folder, progress=progress)
     return name
+
+
+def _unknown(dataset: str, folder: Path) -> str:
+    """What to type instead of a name that stands for nothing."""
+    path = Path(dataset)
+    if path.is_dir() and ((path / META).is_file() or any(path.glob("*.bin"))):
+        return f"--dataset {dataset} is no name, but a folder of token files. Type --data-dir {typed(dataset)}"
+    if path.is_dir():
+        return (
+            f"--dataset {dataset} is no name, but a folder. To prepare its texts type nanogpt prepare {typed(dataset)}"
+        )
+    return (
+        f"There is no data set in {folder}, and {dataset} is neither a file nor a known name."
+        f"{did_you_mean(dataset, catalogue.names())} Known names: {', '.join(catalogue.names())}. "
+        f"Prepare your own text: nanogpt prepare PATH --name {typed(path.stem)}"
+    )
 
 
 def too_large(entry: Entry, folder: Path) -> str:

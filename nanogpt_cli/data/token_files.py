@@ -15,7 +15,7 @@ from nanogpt_cli.data.tokenizers import (
 )
 from nanogpt_cli.data.tokens import DataSet, TokenFile, Tokens, difference, prepare_line
 from nanogpt_cli.data.verify import Progress, check_content, check_ids, looks_like_uint32, silent
-from nanogpt_cli.errors import UserError
+from nanogpt_cli.errors import UserError, typed
 
 __all__ = ["DataSet", "TokenFile", "Tokens", "check_fits", "difference", "open_data_set"]
 
@@ -73,14 +73,19 @@ def check_fits(data_set: DataSet, block_size: int, vocab_size: int | None = None
     Raises:
         UserError: a split has fewer than block_size + 1 tokens, or an id that is no row of a table of `vocab_size`.
     """
-    for split, tokens in (("train", data_set.train), ("val", data_set.val)):
-        if tokens.count < block_size + 1:
-            files = ", ".join(map(str, tokens.paths))
-            smaller = f", or --block-size {tokens.count - 1} or less" if tokens.count > 1 else ""
-            raise UserError(
-                f"{files}: the {split} split has {tokens.count:,} tokens, but block_size {block_size:,} needs at least "
-                f"{block_size + 1:,}. Use more text{smaller}."
-            )
+    splits = {"train": data_set.train, "val": data_set.val}
+    short = {split: tokens for split, tokens in splits.items() if tokens.count < block_size + 1}
+    if short:
+        found = [
+            f"{', '.join(map(str, t.paths))}: the {split} split has {t.count:,} tokens" for split, t in short.items()
+        ]
+        least = min(tokens.count for tokens in short.values())
+        smaller = f", or --block-size {least - 1} or less" if least > 1 else ""
+        raise UserError(
+            f"{'; '.join(found)}; block_size {block_size:,} needs at least {block_size + 1:,} in each split. "
+            f"Use more text{smaller}."
+        )
+    for tokens in splits.values():
         if vocab_size is not None and tokens.highest_id is not None:
             check_ids(tokens, vocab_size, f"The table needs --vocab-size {tokens.highest_id + 1} or more.")
 
@@ -223,6 +228,10 @@ def _no_data_set(folder: Path) -> UserError:
     if (folder / WORK).exists():
         return UserError(
             f"The data set in {folder} is incomplete: preparing it did not finish. Run it again: {command}"
+        )
+    if folder.is_file():
+        return UserError(
+            f"{folder} is a file, and token files lie in a folder. For a text type --dataset {typed(folder)}"
         )
     what = "has no train.bin" if folder.is_dir() else "does not exist"
     return UserError(f"There is no data set in {folder}: it {what}. Prepare one: {command}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nanogpt_cli.errors import NanogptError, UserError
+from nanogpt_cli.errors import NanogptError, UserError, typed
 
 if TYPE_CHECKING:
     from nanogpt_cli.data.tokenizers import Tokenizer
@@ -178,7 +178,9 @@ def prepare_line(folder: Path) -> str:
     """The command that makes the data set of a folder."""
     from nanogpt_cli.data.catalogue import find  # only for messages
 
-    return f"nanogpt prepare {folder.name}" if find(folder.name) else f"nanogpt prepare PATH --name {folder.name}"
+    return (
+        f"nanogpt prepare {folder.name}" if find(folder.name) else f"nanogpt prepare PATH --name {typed(folder.name)}"
+    )
 
 
 def _fitting_table(highest_id: int) -> str:
