@@ -1,6 +1,7 @@
 """The processes of one run: how they join, and what they do together. One process is the plain case."""
 
 import contextlib
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ T = TypeVar("T")
 
 # a process that died is noticed at once; this is for one that hangs, and longer than any save by rank 0 takes
 PATIENCE = timedelta(hours=1)
+PARTING = timedelta(minutes=2)  # rank 0 may still be sending metrics away
 
 
 @dataclass(frozen=True)
@@ -92,10 +94,11 @@ class Processes:
         )
 
     def leave(self) -> None:
-        """Part from the others, when all are done: who goes first must not look like one that died."""
+        """Part from the others when all are done: who goes first must not look like one that died."""
         if self.several:
-            dist.barrier()
-            dist.destroy_process_group()
+            with contextlib.suppress(RuntimeError):  # who got through first may be gone already
+                dist.monitored_barrier(timeout=PARTING)
+                dist.destroy_process_group()
 
 
 @contextlib.contextmanager
@@ -186,9 +189,13 @@ def _meet(place: Place, timeout: float) -> Store:
     store = PrefixStore(place.attempt, tcp)
     keys = [f"rank {rank}" for rank in range(place.world_size)]
     store.set(keys[place.rank], socket.gethostname())
+    deadline += 5 * (place.rank > 0)  # rank 0 speaks for all, if it is there
     while not store.check(keys):
+        if store.check(["missing"]):
+            raise _missing(json.loads(store.get("missing")), place, timeout)
         if time.monotonic() > deadline:
-            raise _missing([rank for rank, key in enumerate(keys) if not store.check([key])], place, timeout)
+            store.set("missing", json.dumps([rank for rank, key in enumerate(keys) if not store.check([key])]))
+            time.sleep(1)  # the others read it, before the store goes with this process
         time.sleep(0.05)
     return store
 

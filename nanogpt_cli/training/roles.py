@@ -14,7 +14,7 @@ from typing import NoReturn, Protocol
 
 from nanogpt_cli.config.layers import Layer
 from nanogpt_cli.data.tokens import difference
-from nanogpt_cli.errors import NanogptError, UserError
+from nanogpt_cli.errors import NanogptError, StoppedError, UserError
 from nanogpt_cli.training.checkpoints import latest_state
 from nanogpt_cli.training.place import Machines, Place, find_place
 from nanogpt_cli.training.plan import Plan
@@ -22,6 +22,7 @@ from nanogpt_cli.training.processes import Processes, join, lost_contact
 from nanogpt_cli.training.resume import plan_resume
 from nanogpt_cli.training.start import Outcome, opened, start, train_run
 
+ALONE = Processes()
 ORPHAN_SECONDS = 20.0  # how long a rank whose launcher was killed has to save
 
 
@@ -87,7 +88,7 @@ def launch_workers(run: str, count: int, machines: Machines, say: Callable[[str]
 def _as_rank(
     place: Place, make_plan: MakePlan, machines: Machines, dry_run: bool, show: Callable[[Plan], None]
 ) -> tuple[Plan, Outcome] | None:
-    launched = place.launcher is not None
+    launched, processes = place.launcher is not None, ALONE
     _end_with(place.launcher.pid if place.launcher else os.getppid())
     try:
         processes = join(place, place.launcher.machines.timeout if place.launcher else machines.timeout)
@@ -96,6 +97,8 @@ def _as_rank(
             outcome = train_run(plan, processes) if plan and not dry_run else None
         processes.leave()
     except Exception as error:
+        if isinstance(error, NanogptError) and error.shared:
+            processes.leave()  # rank 0 may have things to close yet
         _tell(place, error)
     except KeyboardInterrupt:
         sys.exit(130)  # before training began; whoever launched us says so
@@ -168,6 +171,6 @@ def _tell(place: Place, error: Exception) -> NoReturn:
         Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(record), encoding="utf-8")
     elif place.rank == 0:
         raise error
-    elif not shared:
+    elif not shared and not isinstance(error, StoppedError):
         print(f"error: {text}", file=sys.stderr, flush=True)
     os._exit(code)  # the threads of a broken process group may block an orderly end

@@ -3,7 +3,8 @@
     python faulty.py FAULTS nanogpt-arguments...
 
 FAULTS is a JSON list of [what, rank, step] with `what` one of raise, kill, kill_once, hang, sleep (0.2 s every step
-from there on) and slow_save (5 s); rank -1 is every rank. A file `done` in the working folder switches them off.
+from there on), mistake (a UserError) and slow_save (5 s); rank -1 is every rank. A file `done` in the working folder
+switches them off.
 """
 
 import json
@@ -20,6 +21,14 @@ SCRIPT = """#!/bin/sh
 shift 2
 exec {python} {faulty} '{faults}' "$@"
 """
+
+
+def faulty_python(folder: Path, faults: list[list[Any]]) -> str:
+    """A script that a launcher takes for python, with these faults in what it starts."""
+    script = folder / "python"
+    script.write_text(SCRIPT.format(python=sys.executable, faulty=__file__, faults=json.dumps(faults)))
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return str(script)
 
 
 def install(faults: list[list[Any]]) -> None:
@@ -52,6 +61,10 @@ def strike(what: str) -> None:
         time.sleep(0.2)
     if what == "raise":
         raise ArithmeticError("a fault for the test")
+    if what == "mistake":
+        from nanogpt_cli.errors import UserError
+
+        raise UserError("a mistake for the test")
     if what == "kill_once":
         Path("done").touch()
     if what.startswith("kill"):
@@ -66,11 +79,8 @@ def main() -> None:
     sys.argv = ["nanogpt", *sys.argv[2:]]
     if faults:
         install(faults)
-    with tempfile.TemporaryDirectory() as folder:  # what a launcher here takes for python
-        script = Path(folder) / "python"
-        script.write_text(SCRIPT.format(python=sys.executable, faulty=__file__, faults=json.dumps(faults)))
-        script.chmod(script.stat().st_mode | stat.S_IXUSR)
-        sys.executable = str(script)
+    with tempfile.TemporaryDirectory() as folder:
+        sys.executable = faulty_python(Path(folder), faults)
         from nanogpt_cli.cli.main import main as nanogpt
 
         nanogpt()

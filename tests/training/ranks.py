@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import random
 import socket
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any
 from nanogpt_cli.config.layers import combine, flag_layer
 from nanogpt_cli.training.place import Machines, Place
 
-ALONE = Place()
+ALONE, ONE_MACHINE = Place(), Machines()
 PRELOADED = ("torch._dynamo", "torch._inductor", "nanogpt_cli.training.roles", "tests.training.conftest")
 
 
@@ -26,34 +27,60 @@ def _server() -> ForkServerContext:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One between 20,000 and 40,000, where the system does not look for ports of its own choice either."""
+    for port in random.sample(range(20000, 32000), 100):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
+    raise AssertionError("no free port")
 
 
-def ranks(count: int, job: Callable[..., Any], *arguments: Any, seconds: float = 100) -> list[Any]:
-    """What `job(*arguments)` returns on each rank; it must be importable. An error of one is an AssertionError here."""
+def as_torchrun(rank: int, count: int, port: int) -> dict[str, Any]:
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    return {**names, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if count > 1 else {}
+
+
+def as_srun(rank: int, count: int, port: int) -> dict[str, Any]:
+    return {
+        "SLURM_PROCID": rank,
+        "SLURM_LOCALID": rank,
+        "SLURM_STEP_NUM_TASKS": count,
+        "SLURM_STEP_TASKS_PER_NODE": count,
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_ID": 0,
+        "SLURM_JOB_ID": port - 20000,  # the port follows from it
+    }
+
+
+def ranks(
+    count: int,
+    job: Callable[..., Any],
+    *arguments: Any,
+    environ: Callable[[int, int, int], dict[str, Any]] = as_torchrun,
+    codes: list[int] | None = None,
+) -> list[Any]:
+    """What `job(*arguments)`, which must be importable, returns on each rank (None where it did not come to an end).
+
+    Fails if the processes end with other exit codes than `codes`, by default all 0.
+    """
     port, answers = free_port(), _server().SimpleQueue()
     processes = []
     main, sys.modules["__main__"].__file__ = sys.modules["__main__"].__file__, None  # not to be imported there
     for rank in range(count):
-        environ = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-        environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        texts = {name: str(value) for name, value in environ.items()} if count > 1 else {}
+        texts = {name: str(value) for name, value in environ(rank, count, port).items()}
         processes.append(_server().Process(target=_work, args=(rank, texts, answers, job, arguments)))
         processes[-1].start()
     sys.modules["__main__"].__file__ = main
     for process in processes:
-        process.join(seconds)
+        process.join(100)
         if process.is_alive():
             process.kill()
-    codes = [process.exitcode for process in processes]
-    found = {}
+    found: dict[int, Any] = {}
     while not answers.empty():
         rank, answer = answers.get()
         found[rank] = answer
-    assert codes == [0] * count, f"exit codes {codes}"
-    return [found[rank] for rank in range(count)]
+    assert [process.exitcode for process in processes] == (codes or [0] * count)
+    return [found.get(rank) for rank in range(count)]
 
 
 def _work(rank: int, environ: dict[str, str], answers: SimpleQueue, job: Callable[..., Any], arguments: Any) -> None:
@@ -65,7 +92,14 @@ def _work(rank: int, environ: dict[str, str], answers: SimpleQueue, job: Callabl
     answers._writer.close()
 
 
-def train(settings: dict[str, Any] | None, run: Path, **changes: Any) -> Any:
+def train(
+    settings: dict[str, Any] | None,
+    run: Path,
+    *,
+    machines: Machines = ONE_MACHINE,
+    say: Callable[[str], None] = print,
+    **changes: Any,
+) -> Any:
     """Start a run with `settings`, or continue it if they are None; on rank 0 the step it ended at."""
     from nanogpt_cli.training.plan import Plan, plan_run
     from nanogpt_cli.training.resume import plan_resume
@@ -81,10 +115,10 @@ def train(settings: dict[str, Any] | None, run: Path, **changes: Any) -> Any:
     ended = conduct(
         make_plan,
         processes=lambda: 1,
-        machines=Machines(),
+        machines=machines,
         dry_run=False,
         show=lambda plan: None,
-        say=lambda text: None,
+        say=say,
     )
     return ended[1].step if ended else None
 

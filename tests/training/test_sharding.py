@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.conftest import same_weights
+from nanogpt_cli.errors import UserError
+from nanogpt_cli.training.place import find_place
+from nanogpt_cli.training.processes import gradient_sync, join
+from nanogpt_cli.training.sharding import own, own_rows, whole
+from tests.training.conftest import Runner, same_weights
 from tests.training.ranks import ranks, recorded, resume, train
 
 Settings = Callable[..., dict[str, Any]]
@@ -149,3 +153,127 @@ def test_all_ways_of_running_continue_each_other(
     best = torch.load(run / "best.pt", weights_only=True)
     assert best["model"].keys() == whole.keys()
     assert not any("optimizer" in key for key in best)
+
+
+def shares(settings: dict[str, Any], run: Path) -> dict[str, Any]:
+    """Train with FSDP, and what this rank kept: its elements of weights and of moments, and their dtypes."""
+    from nanogpt_cli.training import loop
+
+    kept: dict[str, Any] = {}
+    step = loop.Training.step
+
+    def looking(self: loop.Training) -> None:
+        step(self)
+        optimizer = self.state.optimizer
+        moments = [m for state in optimizer.adamw.state.values() for m in (state["exp_avg"], state["exp_avg_sq"])]
+        kept["weights"] = sum(chunk.numel() for chunk in optimizer.parameters.values())
+        kept["moments"] = sum(moment.numel() for moment in moments)
+        kept["dtypes"] = {str(t.dtype) for t in (*optimizer.parameters.values(), *moments)}
+
+    loop.Training.step = looking  # type: ignore[method-assign]
+    train({**settings, "parallel": "fsdp"}, run)
+    return kept
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_each_rank_keeps_a_share_of_weights_and_float32_moments(
+    settings: Settings, tmp_path: Path, device: str, dtype: str
+) -> None:
+    gpus(2, device)
+    plain, run = tmp_path / "plain", tmp_path / "shares"
+    ranks(1, train, settings(dtype=dtype, optimizer="adamw"), plain)
+    kept = ranks(2, shares, settings(dtype=dtype), run)
+    whole = sum(tensor.numel() for tensor in weights(run).values())
+    assert sum(rank["weights"] for rank in kept) == whole
+    assert sum(rank["moments"] for rank in kept) == 2 * whole
+    assert max(rank["weights"] for rank in kept) < 0.55 * whole
+    assert {name for rank in kept for name in rank["dtypes"]} == {"torch.float32"}
+    assert losses(run) == pytest.approx(losses(plain), abs=1e-5 if dtype == "float32" else 0.02)
+
+
+def test_muon_keeps_its_momentum_over_ranks(settings: Settings, tmp_path: Path, device: str) -> None:
+    gpus(2, device)
+    wanted = settings(optimizer="muon", max_iters=6, lr_decay_iters=6, warmup_iters=1)
+    ranks(1, train, wanted, tmp_path / "one")
+    ranks(2, train, {**wanted, "max_iters": 3}, tmp_path / "two")
+    ranks(2, resume, tmp_path / "two", 6)
+    # bfloat16 in Muon's iteration enlarges differences of rounding
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer": "muon"}, "Muon needs whole matrices.*--parallel ddp"),
+        ({"dtype": "float16"}, "--dtype bfloat16 or float32"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused(runs: Runner, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        runs.plan("no", parallel="fsdp", gpus=2, **changes)
+
+
+def test_memory_for_a_checkpoint_on_rank_0_is_told(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = runs.plan("run", parallel="fsdp", gpus=2)
+    assert any("rank 0 puts each checkpoint together" in note for note in plan.notes)
+    assert ("processes", "2 on this machine", "FSDP: each keeps a share of the model; gloo") in plan.groups()[-1][1]
+    monkeypatch.setattr("nanogpt_cli.training.plan.host_memory", lambda: 1000)
+    warned = runs.plan("run", parallel="fsdp", gpus=2).warnings
+    assert any("saving will fail" in warning for warning in warned)
+    assert any("nothing to share out" in warning for warning in runs.plan("run", parallel="fsdp").warnings)
+
+
+def test_recomputing_activations_changes_nothing_but_memory(runs: Runner, device: str) -> None:
+    wanted = {"dropout": 0.1, "device": device, "deterministic": True}
+    runs.train("kept", **wanted)
+    runs.train("recomputed", activation_checkpointing=True, **wanted)
+    assert same_weights(runs.root / "kept" / "ckpt.pt", runs.root / "recomputed" / "ckpt.pt")
+
+
+def test_more_ranks_than_rows_of_a_tensor() -> None:
+    ranks(3, chunks_fit_together)
+
+
+def chunks_fit_together() -> None:
+    """Two rows over three ranks: the last has none, and the whole comes back."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    processes = join(find_place(), 30)
+    whole_tensor = torch.arange(8.0).view(2, 4)
+    mesh = init_device_mesh("cpu", (3,))
+    sharded = distribute_tensor(whole_tensor.clone(), mesh, [Shard(0)])
+    mine = own_rows(whole_tensor, sharded)
+    assert torch.equal(mine, own(sharded))
+    assert mine.shape[0] == (1, 1, 0)[processes.rank]
+    gathered = whole(mine, sharded)
+    assert torch.equal(gathered, whole_tensor if processes.main else mine)
+    processes.leave()
+
+
+def gradients(correct: bool) -> list[float]:
+    """Of two ranks' four micro-batches, gradients synchronised in the last; the wrong way looks at backward alone."""
+    processes = join(find_place(), 30)
+    torch.manual_seed(0)
+    bare = torch.nn.Linear(3, 1, bias=False)
+    model = torch.nn.parallel.DistributedDataParallel(bare)
+    x = torch.arange(12.0).view(4, 3)
+    for micro_step in range(2):
+        last = micro_step == 1
+        rows = x[2 * micro_step + processes.rank].view(1, 3)
+        if correct:
+            with gradient_sync(model, last=last):
+                (model(rows).sum() / 2).backward()
+        else:
+            loss = model(rows).sum() / 2
+            model.require_backward_grad_sync = last
+            loss.backward()
+    assert bare.weight.grad is not None
+    processes.leave()
+    return bare.weight.grad.view(-1).tolist()
+
+
+def test_gradients_are_those_of_the_whole_batch() -> None:
+    whole_batch = torch.arange(12.0).view(4, 3).mean(0).tolist()
+    assert ranks(2, gradients, True) == [pytest.approx(whole_batch)] * 2
+    assert ranks(2, gradients, False) != [pytest.approx(whole_batch)] * 2
