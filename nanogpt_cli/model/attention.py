@@ -1,7 +1,7 @@
 """Causal attention: torch's own kernels, and a path of our own for training on a CPU.
 
 On a CPU torch's kernel leaves its fast path with dropout and has a slow backward pass without. Ours walks over blocks
-of queries, so that keys of the future cost nothing, and keeps the weights for the way back.
+of queries, so that keys of the future cost nothing, and keeps the weights for the way back. Compiled code uses torch's.
 """
 
 import math
@@ -24,7 +24,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, p: float = 0.0, seen: 
     """
     if q.shape[2] < k.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, scale=scale, attn_mask=seen)
-    if q.device.type == "cpu" and q.requires_grad:
+    if q.device.type == "cpu" and q.requires_grad and not torch.compiler.is_compiling():
         y: Tensor = _CpuAttention.apply(q, k, v, scale, p)  # type: ignore[no-untyped-call]
         return y
     return F.scaled_dot_product_attention(q, k, v, scale=scale, dropout_p=p, is_causal=True)

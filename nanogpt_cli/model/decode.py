@@ -89,7 +89,7 @@ class Decoder:
 
     Args:
         model: taken as it is; may be in training mode, and stays so.
-        dtype: of the block matrices and the cache; None is float32.
+        dtype: of the block matrices and, except on a CPU, of the cache; None is float32.
     """
 
     def __init__(self, model: GPT, dtype: torch.dtype | None = None) -> None:
@@ -111,7 +111,9 @@ class Decoder:
         config = self.model.config
         shape = (rows, config.n_head, capacity, config.n_embd // config.n_head)
         if not self.layers or self.layers[0].k.shape != shape:
-            self.layers = [LayerCache(shape, self.dtype, self.device) for _ in range(config.n_layer)]
+            # a CPU attends twice as fast in float32
+            dtype = torch.float32 if self.device.type == "cpu" else self.dtype
+            self.layers = [LayerCache(shape, dtype, self.device) for _ in range(config.n_layer)]
             self._replay = None
         for layer in self.layers:
             layer.length, layer.place = 0, None

@@ -51,7 +51,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
     """x with each element zeroed with probability p and the others scaled up to keep the mean; x itself if p is 0."""
     if not p:
         return x
-    if x.device.type == "cpu":
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():  # compiled code has its own way
         dropped: Tensor = _Dropout.apply(x.contiguous(), p)  # type: ignore[no-untyped-call]
         return dropped
     return F.dropout(x, p)

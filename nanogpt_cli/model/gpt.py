@@ -91,6 +91,7 @@ class Attention(nn.Module):
         seen = None
         if cache is not None:
             k, v, seen = cache.append(k, v)
+            q = q.to(k.dtype)  # the cache's format may be finer
         y = attend(q, k, v, scale, self.config.dropout if self.training else 0.0, seen)  # (B, nh, T, hs)
         out: Tensor = self.c_proj(y.transpose(1, 2).reshape(B, T, C))  # heads side by side
         return out

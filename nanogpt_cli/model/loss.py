@@ -43,7 +43,7 @@ class _LeanLoss(torch.autograd.Function):
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         weight = head.to(dtype)  # once, not once a chunk
-        dx, dhead = torch.empty_like(x), torch.zeros_like(head)
+        dx, dheads = torch.empty_like(x), None
         total = torch.zeros((), device=x.device)
         counted = (targets >= 0).unsqueeze(1)  # (rows, 1)
         for x_c, dx_c, t_c, counted_c in zip(*(a.chunk(chunks) for a in (x, dx, targets, counted)), strict=True):
@@ -56,8 +56,9 @@ class _LeanLoss(torch.autograd.Function):
                 d *= (cap * torch.rsqrt(raw.square_() + cap * cap)).pow_(3)
             d = d.to(dtype)
             dx_c.copy_(d @ weight * counted_c)
-            dhead += d.t() @ (x_c * counted_c)
-        ctx.save_for_backward(dx, dhead, counted.sum())
+            dhead = d.t() @ (x_c * counted_c)
+            dheads = dhead.to(head.dtype) if dheads is None else dheads.add_(dhead)
+        ctx.save_for_backward(dx, dheads, counted.sum())
         return total / counted.sum()
 
     @staticmethod
