@@ -64,7 +64,7 @@ def plan_resume(
         plan.notes.append("there is no checkpoint yet: starting at step 0")
         return plan
     before = combine(Layer(str(source.path), saved["config"])).config
-    _refuse_fixed(before, layered.config, f"{source.path} was trained with")
+    _refuse_fixed(before, layered.config, f"{source.path} was trained with", saved["architecture"]["vocab_size"])
     _refuse_other_rows(before, layered.config)
     # what init_from brought stands in the checkpoint, also where the settings never named it
     architecture = ModelSettings(**{**saved["architecture"], "dropout": layered.config.model.dropout})
@@ -101,18 +101,29 @@ def _find_source(word: str, checkpoint: Path | None, new_run: Path | None) -> tu
         )
     foreign = _nanogpt_file(word)
     if foreign is not None:
+        source = _from_nanogpt(foreign)
         if new_run is None:
             raise UserError(f"{word} is a nanoGPT run; it continues in a run of ours: add --run NEW.")
-        return _from_nanogpt(foreign), new_run
+        return source, new_run
     run = find_run(word)
     if checkpoint is not None:
-        saved = load_training_state(checkpoint if checkpoint.exists() else run.path / checkpoint)
-        return Source(_forked(saved), checkpoint, Layer(str(checkpoint), saved["config"])), new_run or run.path
+        file = _file_of(run, checkpoint)
+        saved = load_training_state(file)
+        return Source(_forked(saved), file, Layer(str(file), saved["config"])), new_run or run.path
     saved_state, path, problem = latest_state(run.checkpoint, run.previous)
     layer = _settings_of(run, saved_state)
     if new_run is not None and saved_state is not None:
         saved_state = _forked(saved_state)
     return Source(saved_state, path, layer, problem), new_run or run.path
+
+
+def _file_of(run: RunDirectory, checkpoint: Path) -> Path:
+    """The file that `--checkpoint` means, by its path or its name in the run."""
+    for path in (checkpoint, run.path / checkpoint):
+        if path.is_file():
+            return path
+    there = ", ".join(sorted(path.name for path in run.path.glob("*.pt"))) or "none"
+    raise UserError(f"--checkpoint {checkpoint}: no such file. Files in {run.path}: {there}.")
 
 
 def _settings_of(run: RunDirectory, saved: Checkpoint | None) -> Layer:
@@ -133,12 +144,15 @@ def _forked(saved: Checkpoint) -> Checkpoint:
     return {**saved, "progress": progress}
 
 
-def _refuse_fixed(before: Config, now: Config, who: str) -> None:
+def _refuse_fixed(before: Config, now: Config, who: str, vocab_size: int | None = None) -> None:
     changed = []
     for name, known in settings().items():
         old, new = getattr(getattr(before, known.section), name), getattr(getattr(now, known.section), name)
-        if known.resume == "fixed" and old != new and old is not None:
-            changed.append(f"{name} = {new}, but {who} {old}")
+        if name == "vocab_size" and new is not None:
+            old = old or vocab_size  # what followed from the data set
+        told = old is not None or name in ("vocab_size", "init_from")  # the others only say what the data set is
+        if known.resume == "fixed" and old != new and told:
+            changed.append(f"{name} = {new}, but {who} {'none' if old is None else old}")
     if changed:
         raise UserError(
             f"{'; '.join(changed)}. A run keeps its architecture, data set, optimizer and seed. "
@@ -199,6 +213,12 @@ def layout_differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def _nanogpt_file(word: str) -> Path | None:
     path = Path(word)
+    if path.is_file() and RunDirectory(path.parent).config.exists():
+        run = typed(path.parent)
+        raise UserError(
+            f"{word} is a file of a run. To continue the run: nanogpt resume {run}. To go on from this file: "
+            f"nanogpt resume {run} --checkpoint {typed(path.name)} --run NEW"
+        )
     if path.is_dir() and not RunDirectory(path).config.exists() and (path / "ckpt.pt").is_file():
         return path / "ckpt.pt"
     return path if path.is_file() else None

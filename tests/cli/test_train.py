@@ -146,12 +146,28 @@ def test_resume_refuses_what_belongs_to_the_run(shell: Shell, tiny: Callable[...
         ("--n-layer=2", "n_layer = 2"),
         ("--seed=1", "seed = 1"),
         ("--optimizer=muon", "optimizer = muon"),
+        ("--vocab-size=999", "vocab_size = 999, but runs/tiny/ckpt.pt was trained with 23"),
+        ("--init-from=gpt2", "init_from = gpt2, but runs/tiny/ckpt.pt was trained with none"),
     ]:
         code, _, err = shell("resume", "tiny", flag)
         assert code == 2
         assert word in err
         assert "start a new run" in err
-    assert shell("resume", "tiny", "--checkpoint=ckpt.pt")[0] == 2
+    for words, message in [
+        (["tiny", "--checkpoint=ckpt.pt"], "add --run NEW"),
+        (["tiny", "--checkpoint=x.pt", "--run=runs/x"], "Files in runs/tiny: best.pt, ckpt-previous.pt, ckpt.pt."),
+        (["tiny", "--checkpoint=best.pt", "--run=runs/x"], "nanogpt train --init-from runs/tiny/best.pt"),
+        (["runs/tiny/ckpt.pt"], "nanogpt resume runs/tiny --checkpoint ckpt.pt --run NEW"),
+        (
+            ["runs/tiny/config.toml", "--run=runs/x"],
+            "is a file of a run. To continue the run: nanogpt resume runs/tiny.",
+        ),
+        (["data/tiny/train.bin", "--run=runs/x"], "truncated, or no checkpoint"),
+        (["data/tiny/train.bin"], "truncated, or no checkpoint"),
+    ]:
+        code, out, err = shell("resume", *words)
+        assert (code, out) == (2, "")
+        assert message in err
     assert shell("resume", "tiny", "--run=runs/tiny")[0] == 2
     assert files(Path("runs")) == before
 
