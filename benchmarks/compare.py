@@ -124,7 +124,7 @@ def steps(clone: Path, rounds: int) -> list[Row]:
 
 
 def samples(clone: Path, rounds: int) -> list[Row]:
-    """Ten samples of 200 tokens from the shape of GPT-2 124M; nanoGPT draws one after the other, as its sample.py does."""
+    """Ten samples of 200 tokens from the shape of GPT-2 124M; nanoGPT draws them one after the other."""
     settings = ModelSettings(n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50257)
     model = GPT(settings, generator=torch.Generator().manual_seed(0)).eval()
     module = nanogpt_model(clone)
@@ -169,7 +169,8 @@ def losses(clone: Path, rounds: int) -> list[Row]:
         )
     recipe = {
         "device": "cpu", "compile": False, "eval_iters": 20, "log_interval": 1, "block_size": 64, "batch_size": 12,
-        "n_layer": 4, "n_head": 4, "n_embd": 128, "max_iters": 2000, "lr_decay_iters": 2000, "dropout": 0.0, "out_dir": "out",
+        "n_layer": 4, "n_head": 4, "n_embd": 128, "max_iters": 2000, "lr_decay_iters": 2000, "dropout": 0.0,
+        "out_dir": "out",
     }  # fmt: skip
     flags = [f"--{key}={value}" for key, value in recipe.items()]
     theirs = [sys.executable, str(clone / "train.py"), str(clone / "config/train_shakespeare_char.py"), *flags]
