@@ -74,18 +74,24 @@ def eval_(
         raise UserError("--task-file and --limit belong to --task hellaswag or --task lambada.")
     if task is not None and (data is not None or data_dir is not None):
         raise UserError(f"--task {task} brings its own texts: leave --data and --data-dir out.")
+    from nanogpt_cli.training import out_of_memory
+    from nanogpt_cli.training.evaluation_full import default_batch_size
     from nanogpt_cli.training.loading import load_model
 
     loaded = load_model(model, checkpoint)
     compute = place(loaded, device, dtype)
-    if task is not None:
-        report = _answer(loaded, compute, task, task_file, limit, batch_size)
-    else:
-        folder = _data_folder(loaded, data, data_dir)
-        if loaded.config is not None and data is None and data_dir is None:  # as the run itself reads it
-            token_dtype = token_dtype or loaded.config.data.token_dtype
-            tokenizer = tokenizer or loaded.config.data.tokenizer
-        report = _measure(loaded, compute, _open(folder, loaded, token_dtype, tokenizer), split, batch_size)
+    batch_size = batch_size or default_batch_size(loaded.model)
+    with out_of_memory.named(
+        f"The result is the same with fewer windows a pass: --batch-size {max(1, batch_size // 4)}"
+    ):
+        if task is not None:
+            report = _answer(loaded, compute, task, task_file, limit, batch_size)
+        else:
+            folder = _data_folder(loaded, data, data_dir)
+            if loaded.config is not None and data is None and data_dir is None:  # as the run itself reads it
+                token_dtype = token_dtype or loaded.config.data.token_dtype
+                tokenizer = tokenizer or loaded.config.data.tokenizer
+            report = _measure(loaded, compute, _open(folder, loaded, token_dtype, tokenizer), split, batch_size)
     if json:
         show.document(report)
     else:
@@ -128,9 +134,9 @@ def _open(folder: Path, loaded: "LoadedModel", token_dtype: str | None, tokenize
 
 
 def _measure(
-    loaded: "LoadedModel", compute: "Compute", data_set: "DataSet", split: str, batch_size: int | None
+    loaded: "LoadedModel", compute: "Compute", data_set: "DataSet", split: str, batch_size: int
 ) -> dict[str, Any]:
-    from nanogpt_cli.training.evaluation_full import default_batch_size, evaluate_split
+    from nanogpt_cli.training.evaluation_full import evaluate_split
 
     tokens = data_set.train if split == "train" else data_set.val
     reader = loaded.tokenizer or data_set.tokenizer
@@ -143,7 +149,7 @@ def _measure(
         result = evaluate_split(
             loaded.model,
             tokens,
-            batch_size=batch_size or default_batch_size(loaded.model),
+            batch_size=batch_size,
             compute=compute,
             byte_lengths=lengths,
             progress=told,
@@ -162,9 +168,8 @@ def _measure(
 
 
 def _answer(
-    loaded: "LoadedModel", compute: "Compute", name: str, path: Path | None, limit: int | None, batch_size: int | None
+    loaded: "LoadedModel", compute: "Compute", name: str, path: Path | None, limit: int | None, batch_size: int
 ) -> dict[str, Any]:
-    from nanogpt_cli.training.evaluation_full import default_batch_size
     from nanogpt_cli.training.tasks import TASKS, read_questions, run_task
 
     if name not in TASKS:
@@ -177,7 +182,7 @@ def _answer(
             TASKS[name],
             loaded.model,
             questions,
-            batch_size=batch_size or default_batch_size(loaded.model),
+            batch_size=batch_size,
             compute=compute,
             progress=told,
         )

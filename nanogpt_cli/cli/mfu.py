@@ -57,6 +57,7 @@ def mfu(
     null.
     """
     subject = _find(what, flag_layer(flags))
+    from nanogpt_cli.training import out_of_memory
     from nanogpt_cli.training.measure import compute_for, largest_batch, measure
     from nanogpt_cli.training.measure import profile as trace
     from nanogpt_cli.training.measure import sweep as measured_at_all
@@ -78,8 +79,9 @@ def mfu(
     if sweep:
         found = list(measured_at_all(config, architecture, compute, peak=known))
     else:
-        data = subject.data_set
-        found = [measure(config, architecture, compute, batch_size=batch_size, peak=known, data_set=data)]
+        with out_of_memory.named(f"A smaller batch needs less: --batch-size {max(1, batch_size // 2)}, or --sweep"):
+            data = subject.data_set
+            found = [measure(config, architecture, compute, batch_size=batch_size, peak=known, data_set=data)]
     if profile is not None:
         path = trace(config, architecture, compute, batch_size=batch_size, folder=profile)
         show.say(f"trace: {path} (open it in ui.perfetto.dev)")

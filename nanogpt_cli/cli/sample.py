@@ -61,6 +61,7 @@ def sample(
     if "" in stops:
         raise UserError("--stop '': an empty text would end every sample at once.")
     prompts = [_text(text) for text in prompt or ()] + [_read(path) for path in prompt_file or ()]
+    from nanogpt_cli.training import out_of_memory
     from nanogpt_cli.training.loading import load_model
 
     loaded = load_model(model, checkpoint)
@@ -70,7 +71,8 @@ def sample(
     for number, (text, ids) in enumerate(encoded):
         if number and not json:
             print(f"\n{RULE}")
-        samples = _write(loaded, text, ids, num_samples, sampling, stops, show_text=not json, dtype=compute.dtype)
+        with out_of_memory.named("All samples of a prompt are drawn together: a smaller --num-samples needs less."):
+            samples = _write(loaded, text, ids, num_samples, sampling, stops, show_text=not json, dtype=compute.dtype)
         for i, one in enumerate(samples):
             found.append({"prompt": text, "sample": i, "text": one.text, "tokens": one.tokens, "ended": one.ended})
     if json:

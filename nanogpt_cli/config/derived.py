@@ -79,14 +79,14 @@ def split_rows(config: Config, world_size: int) -> Split:
     batch, accumulation = config.train.batch_size, config.train.gradient_accumulation_steps
     rows = batch * accumulation
     if rows % world_size:
-        fitting = [n for n in range(1, rows + 1) if rows % n == 0]
+        fitting = [n for n in range(1, min(rows, 4 * world_size) + 1) if rows % n == 0]
         near = sorted(sorted(fitting, key=lambda n: abs(n - world_size))[:5])
         raise UserError(
             f"{rows} rows an update (batch_size {batch} x gradient_accumulation_steps {accumulation}) do not divide "
             f"over {world_size} ranks. Use {', '.join(map(str, near))} ranks, or another --batch-size."
         )
     per_rank = rows // world_size
-    micro_batch = max(n for n in range(1, min(batch, per_rank) + 1) if per_rank % n == 0)
+    micro_batch = next(n for n in range(min(batch, per_rank), 0, -1) if per_rank % n == 0)
     return Split(micro_batch, per_rank // micro_batch, world_size)
 
 

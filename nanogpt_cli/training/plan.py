@@ -79,6 +79,15 @@ class Plan:
         """Over all ranks."""
         return self.split.rows * self.architecture.block_size
 
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes that one process is expected to need, by part; an estimate."""
+        c, compute = self.config, self.compute
+        found = memory_estimate(self.architecture, self.split.micro_batch, c.optim.optimizer, compute.dtype_name)
+        if self.sharded:
+            found |= {part: found[part] // self.split.world_size for part in ("weights", "gradients", "moments")}
+        return found
+
     def groups(self) -> list[tuple[str, list[Row]]]:
         """The plan for people: titled groups of (label, value, reason)."""
         return [
@@ -123,16 +132,13 @@ class Plan:
         c, compute = self.config, self.compute
         per_token = flops_per_token(self.architecture)
         total = per_token * self.tokens_per_step * (c.train.max_iters - self.first_step)
-        memory = memory_estimate(self.architecture, self.split.micro_batch, c.optim.optimizer, compute.dtype_name)
-        if self.sharded:
-            memory |= {part: memory[part] // self.split.world_size for part in ("weights", "gradients", "moments")}
         rows = [
             ("device", compute.describe(), compute.reasons["device"]),
             ("dtype", compute.dtype_name, compute.reasons["dtype"]),
             ("compile", "on" if compute.compile else "off", compute.reasons["compile"]),
             *self._process_rows(),
             ("work", f"{total:.3g} FLOP", f"{per_token / 1e6:,.1f} MFLOP a token, 6N + 12LHQT"),
-            ("memory", f"about {sum(memory.values()) / 2**30:.2f} GiB", "estimate: weights, moments, activations"),
+            ("memory", f"about {sum(self.memory.values()) / 2**30:.2f} GiB", "estimate: weights, moments, activations"),
         ]
         if self.peak is not None:
             flops, source = self.peak
@@ -311,7 +317,20 @@ def _warnings(plan: Plan) -> list[str]:
             f"the decay ended at step {s.lr_decay_iters:,}: the rate stays at {s.min_lr:g}. "
             "To decay over the longer run add --lr-decay-iters."
         )
+    needed, free = sum(plan.memory.values()), free_memory(plan.compute.device)
+    if free is not None and needed > free:
+        found.append(
+            f"about {needed / 2**30:,.1f} GiB of memory are expected to be needed, {free / 2**30:,.1f} GiB are free. "
+            "A smaller --batch-size with more --gradient-accumulation-steps takes the same tokens a step"
+        )
     return found
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that are free on the device, or for a CPU on this machine; None where that is not known."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return host_memory() if device.type == "cpu" else None
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -23,6 +23,7 @@ from nanogpt_cli.runs.environment import environment
 from nanogpt_cli.runs.metrics import MetricsLog
 from nanogpt_cli.runs.trackers import Trackers, open_trackers
 from nanogpt_cli.runs.views import Start, View, make_view
+from nanogpt_cli.training import out_of_memory
 from nanogpt_cli.training.checkpoints import (
     Checkpoint,
     best_problem,
@@ -84,7 +85,7 @@ def train_run(plan: Plan, processes: Processes = ALONE, *, view: View | None = N
     """Train a run that `opened` gave to the end, as one of `processes`.
 
     Raises:
-        StoppedError, NonFiniteError, NanogptError: see `Training.train`.
+        StoppedError, NonFiniteError, NanogptError: see `Training.train`; also when memory was not enough.
     """
     run = RunDirectory(plan.run_path)
     if processes.from_main(plan.finished and not plan.makes_run):
@@ -92,7 +93,8 @@ def train_run(plan: Plan, processes: Processes = ALONE, *, view: View | None = N
         return Outcome(run, plan.first_step, plan.checkpoint["progress"]["best_loss"], True)
     shown = view or make_view(rank=processes.rank, log_file=run.log_file)
     try:
-        return _train(plan, run, shown, processes.on_device(plan.compute, plan.backend))
+        with out_of_memory.named(out_of_memory.for_training(plan)):
+            return _train(plan, run, shown, processes.on_device(plan.compute, plan.backend))
     finally:
         shown.close()
 
