@@ -30,15 +30,15 @@ def atomic_write(
         DiskFullError: no room; `path` is untouched.
         OSError: anything else the file system reports; `path` is untouched.
     """
-    with temporary_beside(path) as temporary:
-        with disk_full_named(path), temporary.open("wb") as file:
+    with disk_full_named(path), temporary_beside(path) as temporary:
+        with temporary.open("wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
         if before_rename:
             before_rename()
         temporary.replace(path)
-    sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
 @contextlib.contextmanager
@@ -74,6 +74,8 @@ def disk_full_named(path: Path) -> Iterator[None]:
     handled = sys.exception()  # what is dealt with already is no cause
     try:
         yield
+    except DiskFullError:
+        raise
     except Exception as error:
         causes = [cause for cause in _causes(error, handled) if isinstance(cause, OSError | NanogptError)]
         if any(isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT) for cause in causes):

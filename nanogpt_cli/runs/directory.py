@@ -65,23 +65,24 @@ def create_run(
     if path.is_symlink():
         path = path.resolve()  # a folder elsewhere, perhaps on another disk: the run is made there
     try:
-        files.make_folder(path.parent)
-        _remove_abandoned(path)
-        with _building(path) as building:
-            with locking.lock(building):  # tells `_remove_abandoned` that its maker lives
-                run = RunDirectory(building)
-                run.logs.mkdir()
-                files.write_toml(run.environment, environment)
-                if tokenizer is not None:
-                    files.write_toml(run.tokenizer, tokenizer)
-                files.write_toml(run.config, config)
-                fill(run)
-            if path.is_dir() and os.name == "nt":
-                path.rmdir()  # elsewhere a rename takes the place of an empty folder
-            building.rename(path)
-        files.sync_folder(path.parent)
-    except files.DiskFullError:
-        raise NanogptError(f"{path}: no space left on the disk. Nothing was made.") from None
+        with files.disk_full_named(path):
+            files.make_folder(path.parent)
+            _remove_abandoned(path)
+            with _building(path) as building:
+                with locking.lock(building):  # tells `_remove_abandoned` that its maker lives
+                    run = RunDirectory(building)
+                    run.logs.mkdir()
+                    files.write_toml(run.environment, environment)
+                    if tokenizer is not None:
+                        files.write_toml(run.tokenizer, tokenizer)
+                    files.write_toml(run.config, config)
+                    fill(run)
+                if path.is_dir() and os.name == "nt":
+                    path.rmdir()  # elsewhere a rename takes the place of an empty folder
+                building.rename(path)
+            files.sync_folder(path.parent)
+    except files.DiskFullError as error:
+        raise NanogptError(f"{path}: the disk is full ({error.strerror}). Nothing was made.") from None
     except OSError as error:
         refuse_existing(path)  # another process was faster
         raise UserError(f"{path}: cannot make the run directory: {error.strerror or error}.") from None

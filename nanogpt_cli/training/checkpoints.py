@@ -3,6 +3,7 @@
 `ckpt.pt` holds everything a run needs to go on; `best.pt` holds weights alone. Both load with `weights_only=True`.
 """
 
+import errno
 import os
 import pickle
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from nanogpt_cli.errors import UserError, typed
-from nanogpt_cli.files import DiskFullError, atomic_write, sync_folder, temporary_beside
+from nanogpt_cli.files import DiskFullError, atomic_write, disk_full_named, sync_folder, temporary_beside
 
 FORMAT = 1
 TRAINING_KEYS = {
@@ -44,16 +45,22 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path, *, previous: Path | None
         DiskFullError: no room, told by the free space or by the write itself; both old files stay.
         OSError: the folder cannot be written.
     """
-    needed = tensor_bytes(checkpoint)
-    free = shutil.disk_usage(path.parent).free
-    if free < needed:
-        raise DiskFullError(28, f"{needed / 1e6:,.0f} MB needed, {free / 1e6:,.0f} MB free", str(path))
+    if shutil.disk_usage(path.parent).free < tensor_bytes(checkpoint):
+        raise _no_room(checkpoint, path)
 
     def keep_previous() -> None:
         if previous is not None and path.exists():
             link_or_copy(path, previous)
 
-    atomic_write(path, lambda file: torch.save(checkpoint, file), before_rename=keep_previous)
+    try:
+        atomic_write(path, lambda file: torch.save(checkpoint, file), before_rename=keep_previous)
+    except DiskFullError:
+        raise _no_room(checkpoint, path) from None
+
+
+def _no_room(checkpoint: Checkpoint, path: Path) -> DiskFullError:
+    needed, free = tensor_bytes(checkpoint), shutil.disk_usage(path.parent).free
+    return DiskFullError(errno.ENOSPC, f"{needed / 1e6:,.2f} MB needed, {free / 1e6:,.2f} MB free", str(path))
 
 
 def weights_only(checkpoint: Checkpoint) -> Checkpoint:
@@ -84,7 +91,7 @@ def keep_milestone(checkpoint: Path, milestone: Path, step: int, keep_every: int
 
 def link_or_copy(source: Path, target: Path) -> None:
     """Make `target` a second name of `source`'s content, replacing what stands there, in one rename."""
-    with temporary_beside(target) as temporary:
+    with disk_full_named(target), temporary_beside(target) as temporary:
         temporary.unlink()
         try:
             os.link(source, temporary)
@@ -93,7 +100,7 @@ def link_or_copy(source: Path, target: Path) -> None:
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
         temporary.replace(target)
-    sync_folder(target.parent)
+        sync_folder(target.parent)
 
 
 def load_checkpoint(path: Path, *, mmap: bool = True) -> Checkpoint:

@@ -72,12 +72,14 @@ class Training:
     clock: StepClock
     in_flight: list[InFlight] = field(default_factory=list)
     saved: tuple[int, int] = (0, 0)  # step and evaluated step that the last checkpoint holds
+    tried: tuple[int, int] = field(init=False)  # the same of the last attempt to save
     save_due: bool = False
     stopping: bool = False  # a signal is being obeyed
     signals: StopSignals = field(init=False)
 
     def __post_init__(self) -> None:
         self.signals = StopSignals(self._announce_stop)
+        self.tried = self.saved
 
     def train(self, start: Start) -> None:
         """Train to max_iters; the last state is evaluated and saved.
@@ -266,7 +268,8 @@ class Training:
         self.metrics.append(line)
         self.trackers.log(line)
         self.view.evaluated(EvalReport(progress.step, val_loss, train_loss, best))
-        if best and not self.save(must=False, best=True):
+        at_end = progress.step >= self.state.facts.config.train.max_iters
+        if best and not self.save(must=at_end, best=True):
             progress.best_loss, progress.best_step = before  # the next evaluation may still become the best on disk
 
     @property
@@ -292,7 +295,7 @@ class Training:
     def _time_to_save(self, at_end: bool) -> bool:
         progress, settings = self.state.progress, self.state.facts.config.train
         step = progress.step
-        if (step, progress.evaluated_step) == self.saved:
+        if (step, progress.evaluated_step) == self.tried:
             return False
         milestone = settings.keep_every and step % settings.keep_every == 0
         return bool(at_end or self.save_due or milestone or step % save_interval(self.state.facts.config) == 0)
@@ -309,7 +312,7 @@ class Training:
         """
         self.drain()
         step, settings = self.state.progress.step, self.state.facts.config.train
-        self.save_due = False
+        self.save_due, self.tried = False, (step, self.state.progress.evaluated_step)
         self.clock.saved()
         checkpoint = self.state.checkpoint(self.processes)
 
@@ -319,36 +322,44 @@ class Training:
             save_checkpoint(
                 checkpoint, self.run.checkpoint, previous=self.run.previous if settings.keep_previous else None
             )
-            keep_milestone(self.run.checkpoint, self.run.milestone(step), step, settings.keep_every)
             self.view.saved(step, self.run.checkpoint, time.perf_counter() - began)
 
-        if not self._written(write, must):
-            return False
-        self.saved = (step, self.state.progress.evaluated_step)
-        # ckpt.pt says that its own step is the best, so a kill here loses nothing
-        return not best or self._written(lambda: save_checkpoint(weights_only(checkpoint), self.run.best), must=False)
+        def write_best() -> None:
+            save_checkpoint(weights_only(checkpoint), self.run.best)
 
-    def _written(self, write: Callable[[], None], must: bool) -> bool:
+        def link() -> None:
+            keep_milestone(self.run.checkpoint, self.run.milestone(step), step, settings.keep_every)
+
+        if not self._written(f"Step {step}", write, must):
+            return False
+        self.saved = self.tried
+        self._written(f"The milestone of step {step}", link, must)
+        # ckpt.pt says that its own step is the best, so a kill here loses nothing
+        return not best or self._written(f"best.pt of step {step}", write_best, must)
+
+    def _written(self, what: str, write: Callable[[], None], must: bool) -> bool:
         """Let rank 0 write; the others wait, and learn whether it could."""
         problem = None
         if self.processes.main:
             try:
                 write()
             except OSError as error:
-                problem = self._unsaved(error)
+                problem = f"{what} was not saved: {self._reason(error)}."
         problem = self.processes.from_main(problem)
         if problem and must:
-            failed = NanogptError(f"{problem} Make room, then: nanogpt resume {typed(self.run.path)}")
+            failed = NanogptError(f"{problem} When there is room again: nanogpt resume {typed(self.run.path)}")
             failed.shared = True
             raise failed
         if problem:
             self.view.warn(f"{problem} Training goes on; the next save tries again.")
         return problem is None
 
-    def _unsaved(self, error: OSError) -> str:
+    def _reason(self, error: OSError) -> str:
+        if not self.run.path.exists():
+            return f"the run directory {self.run.path} is gone, and its checkpoints with it"
         why = "the disk is full" if isinstance(error, DiskFullError) else "the run directory cannot be written"
         kept = f"the checkpoint of step {self.saved_step} stays" if self.saved_step else "there is no checkpoint yet"
-        return f"Step {self.state.progress.step} was not saved: {why} ({error}); {kept}."
+        return f"{why} ({error}); {kept}"
 
     def _announce_stop(self, signal_name: str) -> None:
         where = "step" if self.processes.several else "micro-step"

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from nanogpt_cli.data.rows import evaluation_offsets
 from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.files import remove_leftovers, write_toml
 from nanogpt_cli.keyed import Purpose, seed32
-from nanogpt_cli.model.flops import flops_per_token
+from nanogpt_cli.model.flops import checkpoint_bytes, flops_per_token
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.runs.directory import RunDirectory, create_run, lock
 from nanogpt_cli.runs.environment import environment
@@ -73,7 +74,9 @@ def opened(plan: Plan) -> Iterator[RunDirectory]:
 
     Raises:
         UserError: it is taken, or in use.
+        NanogptError: there is no room for a checkpoint.
     """
+    _check_room(plan)
     run = _make_run(plan) if plan.makes_run else RunDirectory(plan.run_path)
     with lock(run):
         if not plan.makes_run:
@@ -97,6 +100,18 @@ def train_run(plan: Plan, processes: Processes = ALONE, *, view: View | None = N
             return _train(plan, run, shown, processes.on_device(plan.compute, plan.backend))
     finally:
         shown.close()
+
+
+def _check_room(plan: Plan) -> None:
+    """No training whose outcome could not be kept."""
+    folder = next(place for place in (plan.run_path, *plan.run_path.absolute().parents) if place.exists())
+    needed = sum(checkpoint_bytes(plan.architecture, plan.config.optim.optimizer).values())
+    free = shutil.disk_usage(folder).free
+    if free < needed and not plan.finished:
+        raise NanogptError(
+            f"The disk of {plan.run_path} is full: {needed / 1e6:,.2f} MB are needed for a checkpoint, "
+            f"{free / 1e6:,.2f} MB are free. Make room, or choose another place with --run."
+        )
 
 
 def _make_run(plan: Plan) -> RunDirectory:

@@ -40,6 +40,7 @@ class Tap:
     def __init__(self, folder: Path, act: Act) -> None:
         self.folder, self.act = os.path.realpath(folder), act
         self.names: dict[int, str] = {}  # open files and folders by number
+        self.failed: dict[int, OSError] = {}  # by inode: what the next write meets
         self._install()
 
     def name(self, path: Any) -> str | None:
@@ -137,10 +138,16 @@ class Tap:
 
     def write(self, event: Event, real: Callable[[Any], int], data: Any) -> int:
         """A write in two halves, so that there is something between them."""
+        if event.inode in self.failed:
+            raise self.failed.pop(event.inode)
         self.act(event, "before")
         view = memoryview(data).cast("B")
         done = real(view[: len(view) // 2])
-        self.act(event, "half")
+        try:
+            self.act(event, "half")
+        except OSError as error:  # as the system does it: what was written counts, and the next write fails
+            self.failed[event.inode] = error
+            return done
         if done == len(view) // 2:
             done += real(view[done:])
         self.act(event, "after")
@@ -199,9 +206,10 @@ class At:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens at a place: called once, in the process that is to suffer it."""
+    """What happens at a place, in the process that is to suffer it; `times` counts on from there."""
 
     at: At
+    times: int = 1
 
     def install(self, folder: Path) -> None:
         """Arm it."""
@@ -213,7 +221,7 @@ class Fault:
                 return
             seen += when == "before"
             # only writes have a middle
-            if seen == self.at.nth and when == (
+            if self.at.nth <= seen < self.at.nth + self.times and when == (
                 "after" if self.at.when == "half" and event.kind != "write" else self.at.when
             ):
                 self.strike(event)

@@ -72,13 +72,13 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(lab: Lab, patch: Patch, steps: s
 
 
 def test_interrupt(lab: Lab) -> None:
-    patch = Signal(At("write", "metrics.jsonl", 3, "after"), (signal.SIGINT,))
+    patch = Signal(At("write", "metrics.jsonl", 3, "after"), signals=(signal.SIGINT,))
     stopped_at(lab, nanogpt(lab.folder, lab.line("cut"), patch), 130)
 
 
 @pytest.mark.parametrize("name", ["ckpt.pt~", "best.pt~", "metrics.jsonl", "train.log"])
 def test_a_second_signal_stops_at_once(lab: Lab, name: str) -> None:
-    patch = Signal(At("write", name, 3, "half"), (signal.SIGINT, signal.SIGTERM))
+    patch = Signal(At("write", name, 3, "half"), signals=(signal.SIGINT, signal.SIGTERM))
     result = nanogpt(lab.folder, lab.line("cut"), patch)
     assert result.code == 143, result
     assert "Traceback" not in result.err, result
@@ -89,7 +89,7 @@ def test_a_second_signal_stops_at_once(lab: Lab, name: str) -> None:
 
 
 def test_a_hang_up_is_a_stop_and_nohup_outlives_it(lab: Lab) -> None:
-    hang_up = Signal(At("write", "metrics.jsonl", 3, "after"), (signal.SIGHUP,))
+    hang_up = Signal(At("write", "metrics.jsonl", 3, "after"), signals=(signal.SIGHUP,))
     stopped_at(lab, nanogpt(lab.folder, lab.line("cut"), hang_up), 129)
     shutil.rmtree(lab.folder / "runs" / "cut")
     result = nanogpt(lab.folder, lab.line("cut"), NoHup(), hang_up)

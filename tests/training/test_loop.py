@@ -195,7 +195,7 @@ def test_a_full_disk_at_the_end_is_an_error(runs: Runner, monkeypatch: pytest.Mo
         raise loop.DiskFullError(28, "no space left on the disk", "ckpt.pt")
 
     monkeypatch.setattr(loop, "save_checkpoint", always_full)
-    with pytest.raises(NanogptError, match="Make room") as failed:
+    with pytest.raises(NanogptError, match="When there is room again") as failed:
         runs.train("full", max_iters=2)
     assert failed.value.exit_code == 1
 
