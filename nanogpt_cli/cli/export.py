@@ -8,6 +8,7 @@ import typer
 
 from nanogpt_cli.cli import show
 from nanogpt_cli.cli.model_options import Checkpoint, Model
+from nanogpt_cli.cli.writing import writing
 from nanogpt_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,14 +42,15 @@ def export(
         show.say(f"note: {note}")
     gpt2 = not foreign_switches(loaded.model.config)
     files, remark = _tokenizer_files(loaded.tokenizer, loaded.model.config.block_size, gpt2)
-    done = export_model(
-        loaded.model,
-        folder,
-        tokenizer_size=None if loaded.tokenizer is None else loaded.token_limit,
-        tokenizer_files=files,
-        eot=None if loaded.tokenizer is None else loaded.tokenizer.eot,
-        dtype=getattr(torch, dtype),
-    )
+    with writing(folder, "Name another folder."):
+        done = export_model(
+            loaded.model,
+            folder,
+            tokenizer_size=None if loaded.tokenizer is None else loaded.token_limit,
+            tokenizer_files=files,
+            eot=None if loaded.tokenizer is None else loaded.tokenizer.eot,
+            dtype=getattr(torch, dtype),
+        )
     for note in [*done.notes, *([remark] if remark else [])]:
         show.say(note)
     show.say("read back and compared: every number is the same")

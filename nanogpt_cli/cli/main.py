@@ -113,6 +113,11 @@ def _usage(error: Any) -> str:
     """Typer's own message, with the way to the help text."""
     context = getattr(error, "ctx", None)
     where, hint = (f"{context.command_path}: ", f" {context.command_path} --help says more.") if context else ("", "")
+    missing = getattr(getattr(error, "param", None), "metavar", None)
+    if missing in ("RUN", "MODEL"):
+        from nanogpt_cli.runs.directory import RUNS, list_runs
+
+        hint = f" Runs in {RUNS}/: {', '.join(run.name for run in list_runs()) or 'none'}.{hint}"
     return f"{where}{error.format_message().rstrip('.')}.{hint}"
 
 

@@ -8,6 +8,7 @@ import typer
 
 from nanogpt_cli.cli import complete, show
 from nanogpt_cli.cli.options import with_settings
+from nanogpt_cli.cli.writing import writing
 from nanogpt_cli.config.layers import Layer, combine, flag_layer
 from nanogpt_cli.config.presets import preset_layer, preset_names
 from nanogpt_cli.config.schema import Config, ModelSettings
@@ -83,7 +84,8 @@ def mfu(
             data = subject.data_set
             found = [measure(config, architecture, compute, batch_size=batch_size, peak=known, data_set=data)]
     if profile is not None:
-        path = trace(config, architecture, compute, batch_size=batch_size, folder=profile)
+        with writing(profile, "Choose another folder: --profile DIR."):
+            path = trace(config, architecture, compute, batch_size=batch_size, folder=profile)
         show.say(f"trace: {path} (open it in ui.perfetto.dev)")
     _print(subject, compute, peak, found, as_json=json)
 

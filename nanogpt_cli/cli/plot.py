@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from nanogpt_cli.cli import complete, show
+from nanogpt_cli.cli.writing import writing
 
 
 class Axis(StrEnum):
@@ -31,6 +32,7 @@ def plot(
     from nanogpt_cli.runs.directory import find_run
     from nanogpt_cli.runs.plot import draw
 
-    draw([find_run(word) for word in runs], out, over.value)
+    with writing(out, "Choose another place: --out FILE."):
+        draw([find_run(word) for word in runs], out, over.value)
     show.say(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} over {over.value}:")
     print(out)

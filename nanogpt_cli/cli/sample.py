@@ -1,6 +1,7 @@
 """`nanogpt sample`: text from a model."""
 
 import math
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -112,7 +113,13 @@ def _number(flag: str, text: str, kind: type[int] | type[float], needed: str) ->
 
 
 def _text(text: str) -> str:
-    return _decode(sys.stdin.buffer.read(), "stdin") if text == STDIN else text
+    if text == STDIN:
+        return _decode(sys.stdin.buffer.read(), "stdin")
+    if any(
+        "\udc80" <= character <= "\udcff" for character in text
+    ):  # bytes that the console's encoding has no words for
+        return _decode(os.fsencode(text), "--prompt")
+    return text
 
 
 def _read(path: Path) -> str:

@@ -1,5 +1,6 @@
 """What commands show: plans and tables for people, JSON for programs. Rich is imported when something is shown."""
 
+import codecs
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -34,8 +35,9 @@ def warn(text: str) -> None:
 
 
 def document(data: Any) -> None:
-    """One JSON document on stdout; what is not known is null, never NaN."""
-    print(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+    """One JSON document on stdout; what is not known is null, never NaN, and no character is lost."""
+    narrow = codecs.lookup(sys.stdout.encoding or "ascii").name != "utf-8"
+    print(json.dumps(data, indent=2, ensure_ascii=narrow, allow_nan=False))
 
 
 def number(value: float | None, form: str = ",.4g", unit: str = "") -> str:

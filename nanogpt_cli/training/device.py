@@ -95,6 +95,8 @@ def _cuda_device(device: torch.device, asked: str, local_rank: int) -> torch.dev
     count = torch.cuda.device_count()
     if not torch.cuda.is_available() or count == 0:
         build = "is built without CUDA" if torch.version.cuda is None else "sees no CUDA device"
+        if torch.version.cuda is not None and "CUDA_VISIBLE_DEVICES" in os.environ:
+            build += f" (CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']})"
         raise UserError(
             f"--device {asked}: torch {torch.__version__} {build}. "
             "Use --device auto or cpu, or install a CUDA build (https://pytorch.org/get-started)."
