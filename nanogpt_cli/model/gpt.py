@@ -17,8 +17,9 @@ from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.model.attention import attend
 from nanogpt_cli.model.dropout import dropout
 from nanogpt_cli.model.loss import next_token_loss, softcap
+from nanogpt_cli.model.norm import RMSNorm, rms_norm
 
-Rotation = tuple[Tensor, Tensor]  # cosines and sines, each (T, 1, hs/2)
+Rotation = tuple[Tensor, Tensor]  # cosines and sines, each (T, hs)
 
 
 class KVCache(Protocol):
@@ -43,9 +44,9 @@ class Embedding(nn.Embedding):
 
 
 def norm(config: ModelSettings) -> nn.Module:
-    """LayerNorm (GPT-2) or RMSNorm (Zhang and Sennrich, 2019) over C."""
+    """LayerNorm (GPT-2) or RMSNorm over C."""
     if config.norm == "rmsnorm":
-        return nn.RMSNorm(config.n_embd, eps=1e-6)
+        return RMSNorm(config.n_embd)
     return nn.LayerNorm(config.n_embd, eps=1e-5, bias=config.bias)
 
 
@@ -57,15 +58,14 @@ def rotation(positions: Tensor, head_width: int) -> Rotation:
     turning = max(1, head_width // 4)
     frequencies = torch.logspace(0, -10, turning, base=2.0, device=positions.device)
     frequencies = F.pad(frequencies, (0, head_width // 2 - turning))
-    angles = torch.outer(positions.float(), frequencies)[:, None]  # (T, 1, hs/2)
-    return angles.cos(), angles.sin()
+    angles = torch.outer(positions.float(), frequencies)  # (T, hs/2)
+    return torch.cat((angles.cos(), angles.cos()), dim=1), torch.cat((angles.sin(), -angles.sin()), dim=1)
 
 
 def rotate(x: Tensor, by: Rotation) -> Tensor:
-    """Turn each pair (x[i], x[i + hs/2]) of x (B, T, nh, hs) by its position's angle."""
+    """Turn each pair (x[i], x[i + hs/2]) of x (B, nh, T, hs) by its position's angle."""
     cos, sin = by[0].to(x.dtype), by[1].to(x.dtype)
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos + b * sin, b * cos - a * sin), dim=-1)
+    return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
 
 
 class Attention(nn.Module):
@@ -81,13 +81,13 @@ class Attention(nn.Module):
         """x (B, T, C) -> (B, T, C), before dropout."""
         B, T, C = x.shape
         hs = C // self.config.n_head
-        q, k, v = self.c_attn(x).view(B, T, 3, self.config.n_head, hs).unbind(2)  # (B, T, nh, hs) each
+        qkv = self.c_attn(x).view(B, T, 3, self.config.n_head, hs)
+        q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))  # (B, nh, T, hs) each
         scale = 1 / math.sqrt(hs)
         if self.config.qk_norm:  # unit rms; the scale then sets the sharpness: modded-nanogpt's 0.12 at hs = 128
-            q, k, scale = F.rms_norm(q, (hs,), eps=1e-6), F.rms_norm(k, (hs,), eps=1e-6), 1.36 * scale
+            q, k, scale = rms_norm(q), rms_norm(k), 1.36 * scale
         if by is not None:
             q, k = rotate(q, by), rotate(k, by)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, nh, T, hs)
         seen = None
         if cache is not None:
             k, v, seen = cache.append(k, v)
