@@ -10,7 +10,7 @@ from nanogpt_cli.errors import UserError
 from nanogpt_cli.training import device
 from nanogpt_cli.training.device import choose_compute, key_dropout
 
-WIDE, NARROW = ModelSettings(n_embd=384, n_head=6), ModelSettings()
+WIDE, NARROW = ModelSettings(n_embd=384, n_head=6), ModelSettings(n_embd=32)
 
 
 @pytest.fixture
