@@ -4,7 +4,7 @@
 
 FAULTS is a JSON list of [what, rank, step] with `what` one of raise, kill, kill_once, hang, sleep (0.2 s every step
 from there on), mistake (a UserError) and slow_save (5 s); rank -1 is every rank. A file `done` in the working folder
-switches them off.
+switches them off; `struck` holds the time of the last one.
 """
 
 import json
@@ -59,6 +59,8 @@ def install(faults: list[list[Any]]) -> None:
 def strike(what: str) -> None:
     if what == "sleep":
         time.sleep(0.2)
+        return
+    Path("struck").write_text(str(time.time()))
     if what == "raise":
         raise ArithmeticError("a fault for the test")
     if what == "mistake":
