@@ -1,6 +1,7 @@
 """What a run is going to do, worked out before anything is made: for the user to read and for `start` to carry out."""
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,10 +103,11 @@ class Plan:
         count = sum(parameter_table(m).values())
         vocabulary = f"vocabulary {m.vocab_size:,}: {self.derived.reasons.get('vocab_size', 'as set')}"
         shape = f"{m.n_layer} layers, {m.n_head} heads, width {m.n_embd}, context {m.block_size}"
-        return [
-            ("model", shape, ""),
-            ("parameters", f"{count:,}", vocabulary),
-        ]
+        rows = [("model", shape, ""), ("parameters", f"{count:,}", vocabulary)]
+        if self.checkpoint is None and self.initial_weights is None:
+            guessing = math.log(m.vocab_size or 1)
+            rows.append(("first loss", f"about {guessing:.2f}", "ln(vocabulary): what guessing costs"))
+        return rows
 
     def _data_rows(self) -> list[Row]:
         d = self.data_set
