@@ -114,7 +114,7 @@ class TestCreate:
             raise files.DiskFullError(28, "no space", str(path))
 
         monkeypatch.setattr(files, "write_toml", full)
-        with pytest.raises(NanogptError, match="no space left") as caught:
+        with pytest.raises(NanogptError, match="the disk is full") as caught:
             make(tmp_path / "x")
         assert caught.value.exit_code == 1
         assert contents(tmp_path) == []
