@@ -185,6 +185,21 @@ def test_data_that_is_not_there_is_answered_with_the_line_to_type(
     refused(shell, ["train", *TINY, *flags], *parts)
 
 
+def test_nothing_is_prepared_for_a_run_that_cannot_be(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CXX", "/nonexistent")
+    Path("my.txt").write_text(TEXT, encoding="utf-8")
+    for flags, part in (
+        (["--gpus=5"], "do not divide over 5 ranks"),
+        (["--device=cuda"], "--device cuda"),
+        (["--compile=on"], "no C++ compiler"),
+        (["--init-from=nowhere"], "nowhere: no such model"),
+        (["--run=my.txt"], "my.txt: exists and is no run"),
+        (["--dropout=1"], "--dropout is 1.0"),
+    ):
+        refused(shell, ["train", *TINY, "--dataset=my.txt", *flags], part)
+
+
 def test_folders_that_cannot_be_made_are_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("data").touch()  # stands for whatever cannot be written: a file holds no folders
     Path("my.txt").write_text(TEXT, encoding="utf-8")
@@ -355,6 +370,7 @@ MISTAKES = [
     (["resume", "evil.pt", "--run=x"], ["could run foreign code: refused"]),
     (["resume", "plain"], ["plain: the file is damaged, truncated, or no checkpoint"]),
     (["resume", "data"], ["data is no run directory: it has no config.toml"]),
+    (["resume", "tiny", "--run=runs/fork"], ["at step 4 of 4: a new run would have nothing to do", "--max-iters N"]),
     (["resume", "tiny", "--max-iters=0"], ["--max-iters is 0: a whole number of at least 1"]),
     (["resume", "tiny", "--batch-size=8"], ["4 rows an update", "--gradient-accumulation-steps"]),
     (["resume", "tiny", "--max-iters=6", "--data-dir=data/other"], ["is not the data the run was trained on"]),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nanogpt_cli.cli import show
 from nanogpt_cli.cli.progress import progress
-from nanogpt_cli.errors import typed
+from nanogpt_cli.errors import UserError, typed
 
 if TYPE_CHECKING:
     from nanogpt_cli.training.loading import LoadedModel
@@ -56,7 +56,10 @@ def _close(plan: "Plan", outcome: "Outcome") -> None:
     if find_spec("matplotlib"):
         from nanogpt_cli.runs.plot import draw
 
-        draw([outcome.run], outcome.run.logs / "loss.svg")
+        try:
+            draw([outcome.run], outcome.run.logs / "loss.svg")
+        except (OSError, UserError) as error:  # the run is finished and saved all the same
+            show.warn(f"no picture of the curves: {error}")
     rows = [
         (f'nanogpt sample {name} --prompt "..."', "text"),
         (f"nanogpt eval {name}", "loss over the whole validation split"),

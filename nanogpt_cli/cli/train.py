@@ -56,11 +56,13 @@ def _plan(
 ) -> "Plan":
     """The plan of a new run, or with `or_resume` of the one that is there; prepares the data set where it can."""
     from nanogpt_cli.runs.directory import RUNS, RunDirectory, new_run_path, refuse_existing
-    from nanogpt_cli.training.plan import plan_run
+    from nanogpt_cli.training.plan import check_settings, plan_run
     from nanogpt_cli.training.resume import plan_resume
 
     if run is not None and not or_resume:
         refuse_existing(run)
+    if not or_resume:  # a run that goes on does not need what it was started from
+        check_settings(layered.config, **machine)
     layered = _with_prepared_data(layered)
     path = run or RUNS / _base_name(preset, config, layered)
     if or_resume and RunDirectory(path).config.exists():

@@ -17,7 +17,7 @@ from nanogpt_cli.runs.directory import RUNS, new_run_path
 from nanogpt_cli.runs.views import SilentView, View
 from nanogpt_cli.training.device import inference
 from nanogpt_cli.training.loading import LoadedModel, load_model
-from nanogpt_cli.training.plan import plan_run
+from nanogpt_cli.training.plan import check_settings, plan_run
 from nanogpt_cli.training.resume import plan_resume
 from nanogpt_cli.training.sampling import prompt_ids, start_of_text, write_samples
 from nanogpt_cli.training.start import start
@@ -94,6 +94,7 @@ def train(preset: str | None = None, *, run: str | Path | None = None, view: Vie
     """
     layers = [preset_layer(preset)] if preset else []
     layered = combine(*layers, _arguments(given))
+    check_settings(layered.config)
     if layered.config.data.data_dir is None:
         name = ensure_prepared(layered.config.data.dataset)
         layered = Layered(layered.config.replace("data", dataset=name), layered.origins)

@@ -64,7 +64,7 @@ def load_model(word: str, checkpoint: str = "best", device: str | torch.device =
         UserError: nothing of that name, not a model, damaged, or not finite; says what could be used instead.
         NanogptError: a released GPT-2 that is neither cached nor to be had.
     """
-    found = _find(word)
+    found = find_model(word)
     if isinstance(found, str):
         loaded = _from_folder(hub_directory(found), released=found)
     elif (found / "config.toml").is_file():
@@ -94,8 +94,12 @@ def _meaning(tokenizer: Tokenizer) -> tuple[str, str | int]:
     return tokenizer.kind, tokenizer.alphabet if isinstance(tokenizer, CharTokenizer) else tokenizer.size
 
 
-def _find(word: str) -> Path | str:
-    """The file or folder of a model, or the name of a released one."""
+def find_model(word: str) -> Path | str:
+    """The file or folder of a model, or the name of a released one.
+
+    Raises:
+        UserError: nothing of that name; says what there is.
+    """
     path = Path(word)
     if os.path.isfile(path):  # noqa: PTH113 - False, not an error, for a name no file system takes
         return path.parent if path.name == WEIGHTS else path

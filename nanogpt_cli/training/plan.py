@@ -166,6 +166,22 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 3600:,.0f} h" if seconds < 72 * 3600 else f"{seconds / 86400:,.1f} days"
 
 
+def check_settings(config: Config, *, place: Place = ALONE, machines: int = 1) -> None:
+    """Refuse what can be refused before the data is there: nobody wants to prepare a data set for a run that cannot be.
+
+    Raises:
+        UserError: this machine lacks something, the ranks do not divide the rows, or init_from names nothing.
+    """
+    from nanogpt_cli.training.loading import find_model
+
+    gpus = place.local_size if place.several else config.system.gpus
+    check_gpus(config.system, gpus, place.device_index if place.several else gpus - 1)
+    choose_compute(config.system, config.model, local_rank=place.device_index)
+    split_rows(config, place.world_size if place.several else gpus * machines)
+    if config.train.init_from is not None:
+        find_model(config.train.init_from)
+
+
 def plan_run(
     layered: Layered,
     run_path: Path,

@@ -74,6 +74,11 @@ def plan_resume(
     plan.checkpoint_path = source.path
     plan.eval_windows = saved["eval_windows"] // before.train.eval_iters * layered.config.train.eval_iters
     plan.makes_run = new_run is not None
+    if plan.makes_run and plan.finished:
+        raise UserError(
+            f"{source.path} is at step {plan.first_step:,} of {layered.config.train.max_iters:,}: a new run would have "
+            f"nothing to do. Say how far it is to go: --max-iters N, above {plan.first_step}."
+        )
     _refuse_other_data(plan, saved)
     plan.notes += [f"changed {change}" for change in differences(before.to_toml(), layered.config.to_toml())]
     if source.problem and source.path is not None:
