@@ -33,6 +33,10 @@ STRAGGLERS = 10.0  # seconds between the end of the first rank and that of the o
 LAST_LINES = 20  # of what a rank wrote before it died without a word
 
 
+class RankDiedError(NanogptError):
+    """A rank crashed or was killed: what a restart may cure."""
+
+
 def launch(run: str, processes: int, machines: Machines, say: Callable[[str], None]) -> None:
     """Run `processes` ranks on this machine to the end of the run, with at most `machines.max_restarts` restarts.
 
@@ -41,6 +45,7 @@ def launch(run: str, processes: int, machines: Machines, say: Callable[[str], No
 
     Raises:
         NanogptError: the error of the rank that failed first, with that rank's exit code.
+        RankDiedError: so did a rank, too often.
         StoppedError: a signal; the ranks have saved.
     """
     for attempt in range(machines.max_restarts + 1):
@@ -49,10 +54,10 @@ def launch(run: str, processes: int, machines: Machines, say: Callable[[str], No
         error = _Ranks(["-m", "nanogpt_cli", "resume", run], processes, launcher).run()
         if error is None:
             return
-        if error.exit_code != NanogptError.exit_code:
+        if not isinstance(error, RankDiedError):
             raise error
         if attempt == machines.max_restarts:
-            raise NanogptError(f"{error}\nTo go on from the last checkpoint: nanogpt resume {typed(run)}")
+            raise RankDiedError(f"{error}\nTo go on from the last checkpoint: nanogpt resume {typed(run)}")
         say(f"{error}\nRestart {attempt + 1} of {machines.max_restarts}, from the last checkpoint.")
 
 
@@ -153,7 +158,7 @@ class _Ranks:
         if own or (told and not killed):
             return _as_told(min((own or told).values(), key=lambda data: float(data["time"])))
         rank, failure = next(iter((killed or self.failures).items()))
-        return NanogptError(f"rank {self._number(rank)} {_death(failure.exitcode)}.{self._last_words(rank)}")
+        return RankDiedError(f"rank {self._number(rank)} {_death(failure.exitcode)}.{self._last_words(rank)}")
 
     def _number(self, local_rank: int) -> int:
         return self.launcher.machines.number * self.count + local_rank
@@ -182,7 +187,7 @@ def _stopped(signals: StopSignals, failures: dict[int, ProcessFailure]) -> Stopp
 
 
 def _as_told(data: dict[str, Any]) -> NanogptError:
-    error = NanogptError(data["message"])
+    error = (RankDiedError if data["crash"] else NanogptError)(data["message"])
     error.exit_code = data["exit_code"]
     return error
 

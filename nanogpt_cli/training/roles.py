@@ -167,7 +167,8 @@ def _tell(place: Place, error: Exception) -> NoReturn:
     else:
         text = f"rank {place.rank} failed:\n{traceback.format_exc()}"
     if place.launcher is not None and os.getppid() == place.launcher.pid:
-        record = {"message": text, "exit_code": code, "lost": lost, "time": time.time(), "timestamp": int(time.time())}
+        now, crash = time.time(), not isinstance(error, NanogptError)
+        record = {"message": text, "exit_code": code, "crash": crash, "lost": lost, "time": now, "timestamp": int(now)}
         Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(record), encoding="utf-8")
     elif place.rank == 0:
         raise error

@@ -5,6 +5,7 @@ import re
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +16,13 @@ from hypothesis import strategies as st
 from nanogpt_cli.config.layers import combine, flag_layer
 from nanogpt_cli.config.schema import SystemSettings
 from nanogpt_cli.errors import NanogptError, NonFiniteError, UserError
+from nanogpt_cli.files import DiskFullError
+from nanogpt_cli.training import loop
 from nanogpt_cli.training.place import LAUNCHER, Launcher, Machines, Place, find_place, first_host, split_endpoint
 from nanogpt_cli.training.plan import plan_run
 from nanogpt_cli.training.processes import Processes, check_gpus, choose_backend, join, lost_contact
 from tests.training.conftest import Runner
-from tests.training.ranks import free_port, ranks
+from tests.training.ranks import free_port, ranks, train
 
 TORCHRUN = {
     "RANK": "5",
@@ -252,3 +255,47 @@ def dying(rank: int) -> str:
 def test_a_rank_that_is_gone_is_told_from_an_error_of_ones_own() -> None:
     assert not lost_contact(RuntimeError("shapes differ"))
     assert ranks(2, dying, 1) == ["True", None]
+
+
+def with_a_full_disk(settings: dict[str, Any], run: Path) -> Any:
+    """The first two saves of rank 0 find no room."""
+    save, tries = loop.save_checkpoint, []
+
+    def full(*args: Any, **more: Any) -> None:
+        tries.append(1)
+        if len(tries) <= 2:
+            raise DiskFullError(28, "no room", "ckpt.pt")
+        save(*args, **more)
+
+    loop.save_checkpoint = full
+    return train(settings, run)
+
+
+def test_a_full_disk_is_a_warning_on_every_rank(runs: Runner) -> None:
+    wanted = runs.settings(eval_interval=2)
+    assert ranks(2, with_a_full_disk, wanted, runs.root / "run") == [8, None]
+    log = (runs.root / "run" / "logs" / "train.log").read_text()
+    assert log.count("Training goes on; the next save tries again") == 2
+    assert torch.load(runs.root / "run" / "ckpt.pt", weights_only=True)["step"] == 8
+
+
+def with_a_nan(settings: dict[str, Any], run: Path) -> None:
+    """Rank 1's first weight turns into NaN after step 3."""
+    step = loop.Training.step
+
+    def spoiled(self: loop.Training) -> None:
+        step(self)
+        if self.state.progress.step == 3 and self.processes.rank == 1:
+            next(iter(self.state.optimizer.parameters.values())).data[0] = float("nan")
+
+    loop.Training.step = spoiled  # type: ignore[method-assign]
+    try:
+        train(settings, run)
+    except NonFiniteError:
+        os._exit(NonFiniteError.exit_code)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_nan_on_one_rank_stops_all(runs: Runner, parallel: str) -> None:
+    wanted = runs.settings(parallel=parallel, eval_interval=100)
+    ranks(2, with_a_nan, wanted, runs.root / "run", codes=[3, 3])
