@@ -1,6 +1,8 @@
 """Sizes: parameters by part, FLOPs a token, memory and checkpoint by part. Formulas, nothing measured."""
 
 from nanogpt_cli.config.schema import ModelSettings
+from nanogpt_cli.model.attention import QUERIES
+from nanogpt_cli.model.loss import LOGITS_AT_ONCE, LOGITS_AT_ONCE_ELSEWHERE
 from nanogpt_cli.model.weights import parameter_shapes
 
 FLOAT32 = 4  # bytes
@@ -64,21 +66,30 @@ def checkpoint_bytes(settings: ModelSettings, optimizer: str) -> dict[str, int]:
     return {"weights": weights, "moments": moments_bytes(settings, optimizer)}
 
 
-def memory_estimate(settings: ModelSettings, batch_size: int, optimizer: str, dtype: str) -> dict[str, int]:
-    """Bytes one device needs to train with micro-batches of `batch_size` rows, by part; an estimate.
+def memory_estimate(
+    settings: ModelSettings, batch_size: int, optimizer: str, dtype: str, *, device: str = "cpu"
+) -> dict[str, int]:
+    """Bytes one device needs to train with micro-batches of `batch_size` rows, by part; an estimate for eager mode.
 
-    Activations: about 16 C elements a token and layer stay for the backward pass (norms, q, k, v, attention output,
-    both MLP layers, residuals), in `dtype`, and on a CPU half of the attention weights. Logits: one float32 copy and
-    one of their gradient in `dtype`.
+    With w bytes a number of `dtype`, for the way back a layer keeps of every token 8C bytes of float32 stream (before
+    each norm) and 14C w (both norms' results, q, k, v, attention's result, MLP before and after its activation); a
+    CPU also attention weights, half of nh T, and dropout masks 2 bytes an element. Logits: as many as the loss holds
+    at once, in `dtype`, in float32, as probabilities, and their gradient. Working space: what the way back through one
+    layer's MLP holds.
     """
-    wide = FLOAT32 if dtype == "float32" else 2
+    w = FLOAT32 if dtype == "float32" else 2
     weights = FLOAT32 * sum(parameter_table(settings).values())
-    tokens = batch_size * settings.block_size
-    per_layer = 16 * settings.n_embd + settings.n_head * settings.block_size / 2
+    tokens, C = batch_size * settings.block_size, settings.n_embd
+    layer = 8 * C + 14 * C * w
+    if device == "cpu":
+        seen = settings.n_head * (settings.block_size + QUERIES) // 2
+        layer += seen * w + (2 * (seen + 2 * C) if settings.dropout else 0)
+    logits = min(tokens * (settings.vocab_size or 0), LOGITS_AT_ONCE.get(device, LOGITS_AT_ONCE_ELSEWHERE))
     return {
-        "weights": weights if dtype == "float32" else weights + weights // 2,  # autocast keeps a 16-bit copy
+        "weights": weights if w == FLOAT32 else weights + weights // 2,  # autocast keeps a 16-bit copy
         "gradients": weights,
         "moments": moments_bytes(settings, optimizer),
-        "activations": int(tokens * settings.n_layer * per_layer * wide),
-        "logits": tokens * (settings.vocab_size or 0) * (FLOAT32 + wide),
+        "activations": tokens * settings.n_layer * layer,
+        "logits": logits * (2 * w + 2 * FLOAT32),
+        "working space": tokens * 16 * C * w,
     }

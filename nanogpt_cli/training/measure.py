@@ -218,10 +218,18 @@ def largest_batch(config: Config, architecture: ModelSettings, compute: Compute)
         return config.train.batch_size
 
     def bytes_for(rows: int) -> float:
-        return float(sum(memory_estimate(architecture, rows, config.optim.optimizer, compute.dtype_name).values()))
+        dtype, device = compute.dtype_name, compute.device.type
+        parts = memory_estimate(architecture, rows, config.optim.optimizer, dtype, device=device)
+        return float(sum(parts.values()))
 
-    fixed, row = bytes_for(0), bytes_for(1) - bytes_for(0)
-    return max(1, int((MEMORY_SHARE * free - fixed) / row))
+    rows = 1  # by halves, since not every part grows with the rows
+    while bytes_for(2 * rows) <= MEMORY_SHARE * free:
+        rows *= 2
+    step = rows // 2
+    while step:
+        rows += step if bytes_for(rows + step) <= MEMORY_SHARE * free else 0
+        step //= 2
+    return rows
 
 
 def free_memory() -> int | None:

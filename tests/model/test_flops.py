@@ -1,5 +1,10 @@
 """Sizes and FLOPs against arithmetic written out by hand."""
 
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from nanogpt_cli.config.schema import ModelSettings
@@ -46,6 +51,54 @@ def test_muon_keeps_one_moment_of_block_matrices() -> None:
 
 
 def test_memory_grows_with_the_batch_in_activations_and_logits_alone() -> None:
-    one, two = (memory_estimate(GPT2, rows, "adamw", "bfloat16") for rows in (1, 2))
-    assert {part for part in one if one[part] != two[part]} == {"activations", "logits"}
+    one, two, three = (memory_estimate(GPT2, rows, "adamw", "bfloat16", device="cuda") for rows in (1, 2, 300))
+    assert {part for part in one if one[part] != two[part]} == {"activations", "logits", "working space"}
     assert two["activations"] == 2 * one["activations"]
+    assert three["logits"] == 12 * 2**30, "the loss holds a part of the logits"
+
+
+def test_activations_of_gpt2_by_hand() -> None:
+    token = 8 * 768 + 2 * (2 * 768 + 3 * 768 + 768 + 2 * 4 * 768)  # stream; norms, q k v, attention, MLP in bfloat16
+    estimate = memory_estimate(GPT2, 2, "adamw", "bfloat16", device="cuda")
+    assert estimate["activations"] == 2 * 1024 * 12 * token
+    weights_seen = 12 * (1024 + 64) // 2
+    estimate = memory_estimate(GPT2, 2, "adamw", "bfloat16", device="cpu")
+    assert estimate["activations"] == 2 * 1024 * 12 * (token + 2 * weights_seen)
+
+
+MEASURE = """
+import resource, sys, torch
+from pathlib import Path
+from nanogpt_cli.config.schema import ModelSettings
+from nanogpt_cli.model.gpt import GPT
+torch.set_num_threads(2)
+dtype, rows, settings = eval(sys.argv[1])
+torch.randn(10).sum()
+before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+model = GPT(ModelSettings(**settings))
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+x = torch.randint(settings["vocab_size"], (rows, settings["block_size"]))
+for _ in range(2):
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+        loss = model(x, x)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads memory as Linux shows it")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("rows", "shape"),
+    [
+        (64, {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 128, "vocab_size": 100, "dropout": 0.1}),
+        (2, {"n_layer": 2, "n_head": 4, "n_embd": 128, "block_size": 512, "vocab_size": 50304}),
+    ],
+)
+def test_the_estimate_is_near_what_is_used(dtype: str, rows: int, shape: dict[str, Any]) -> None:
+    command = [sys.executable, "-c", MEASURE, repr((dtype, rows, shape))]
+    used = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    estimate = sum(memory_estimate(ModelSettings(**shape), rows, "adamw", dtype).values())
+    assert 0.6 < estimate / used < 1.6
