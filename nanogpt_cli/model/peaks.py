@@ -67,8 +67,8 @@ _FLOAT16_ONLY: list[tuple[str, float]] = [
     ("t4", 65),
 ]
 
-# look like something in the table and are slower: half-rate parts and laptop versions
-_UNKNOWN = ("laptop", "max q", "mobile", "6000 ada", "pro 6000")
+# look like something in the table and are slower: half-rate parts, laptop versions and slices of a device
+_UNKNOWN = ("mig", "laptop", "max q", "mobile", "6000 ada", "pro 6000")
 
 
 def peak_tflops(device_name: str, dtype: str) -> float | None:

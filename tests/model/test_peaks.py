@@ -10,6 +10,7 @@ from nanogpt_cli.model.peaks import peak_tflops
     [
         ("NVIDIA H100 80GB HBM3", 989.5),
         ("NVIDIA H100 PCIe", 756.5),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", None),
         ("NVIDIA H100 NVL", 835.5),
         ("NVIDIA H200", 989.5),
         ("NVIDIA H200 NVL", 836),
