@@ -162,6 +162,25 @@ def contradictions(config: Config, origins: dict[str, str]) -> list[str]:
     return [f"{_blame(text, origins)}{text}" for text in found]
 
 
+def without_effect(config: Config, origins: dict[str, str]) -> list[str]:
+    """Settings that were given by flag or file and change nothing beside the others, each with the reason."""
+    o = config.optim
+    cases = [
+        (o.schedule == "constant", ("min_lr", "lr_decay_iters"), "a constant schedule has no decay"),
+        (o.optimizer != "muon", ("muon_lr", "muon_momentum"), f"the optimizer is {o.optimizer}"),
+        (config.model.tie_weights, ("head_lr_scale",), "the head is the token table, see --no-tie-weights"),
+        (not config.log.wandb, ("wandb_project", "wandb_run_name"), "--wandb is off"),
+    ]
+    idle = {name: why for holds, names, why in cases if holds for name in names}
+    found = []
+    for name, origin in origins.items():
+        known = settings()[name]
+        value = getattr(getattr(config, known.section), name)
+        if name in idle and value != known.default and not origin.startswith("preset "):
+            found.append(f"{known.flag} {value} has no effect: {idle[name]}")
+    return found
+
+
 def _blame(text: str, origins: dict[str, str]) -> str:
     named = [origins[key] for key in origins if f"{key} =" in text and origins[key] != FLAG]
     return f"{named[0]}: " if named else ""

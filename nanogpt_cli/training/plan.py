@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from nanogpt_cli.config.derived import Derived, Schedule, Split, data_folder, derive, schedule_of, split_rows
-from nanogpt_cli.config.layers import Layered
+from nanogpt_cli.config.layers import Layered, without_effect
 from nanogpt_cli.config.schema import Config, ModelSettings
 from nanogpt_cli.data.rows import RowOrder
 from nanogpt_cli.data.token_files import DataSet, check_fits, open_data_set
@@ -324,7 +324,7 @@ def find_peak(config: Config, compute: Compute) -> tuple[float, str] | None:
 
 def _warnings(plan: Plan) -> list[str]:
     c, s = plan.config, plan.schedule
-    found = []
+    found = without_effect(c, plan.origins)
     if s.warmup_iters >= c.train.max_iters:
         found.append(
             f"the warm-up of {s.warmup_iters:,} steps is not over when the run ends at {c.train.max_iters:,}: "

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanogpt_cli.config.derived import schedule_of
-from nanogpt_cli.config.layers import Layer, combine, config_layer, flag_layer, read_toml
+from nanogpt_cli.config.layers import Layer, combine, config_layer, flag_layer, read_toml, without_effect
 from nanogpt_cli.config.presets import preset_layer, preset_names, preset_path, preset_summary, presets_folder
 from nanogpt_cli.errors import UserError
 
@@ -115,3 +115,27 @@ def test_no_file_ends_in_a_traceback(tmp_path_factory: pytest.TempPathFactory, c
     file.write_bytes(content)
     with contextlib.suppress(UserError):
         assert combine(config_layer(file)).config
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"schedule": "constant", "min_lr": "1e-5"}, "--min-lr 1e-05 has no effect: a constant schedule has no decay"),
+        ({"schedule": "constant", "lr_decay_iters": "9"}, "--lr-decay-iters 9 has no effect"),
+        ({"muon_lr": "0.1"}, "--muon-lr 0.1 has no effect: the optimizer is adamw"),
+        ({"head_lr_scale": "2"}, "--head-lr-scale 2.0 has no effect: the head is the token table"),
+        ({"wandb_project": "mine"}, "--wandb-project mine has no effect: --wandb is off"),
+    ],
+)
+def test_what_changes_nothing_is_told(flags: dict[str, str], reason: str) -> None:
+    layered = combine(flag_layer(flags))
+    (found,) = without_effect(layered.config, layered.origins)
+    assert found.startswith(reason)
+
+
+def test_a_preset_may_hold_what_a_flag_puts_out_of_use() -> None:
+    flags = {"optimizer": "adamw", "schedule": "constant", "tie_weights": True, "muon_momentum": "0.95"}
+    layered = combine(preset_layer("gpt2_modern"), preset_layer("gpt2"), flag_layer(flags))
+    assert without_effect(layered.config, layered.origins) == []
+    untied = combine(flag_layer({"optimizer": "muon", "muon_lr": "0.1", "tie_weights": False, "head_lr_scale": "2"}))
+    assert without_effect(untied.config, untied.origins) == []
