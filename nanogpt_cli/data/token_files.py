@@ -234,4 +234,6 @@ def _no_data_set(folder: Path) -> UserError:
             f"{folder} is a file, and token files lie in a folder. For a text type --dataset {typed(folder)}"
         )
     what = "has no train.bin" if folder.is_dir() else "does not exist"
-    return UserError(f"There is no data set in {folder}: it {what}. Prepare one: {command}")
+    return UserError(
+        f"There is no data set in {folder}: it {what}. If it is elsewhere add --data-dir DIR. To prepare one: {command}"
+    )

@@ -221,7 +221,7 @@ def _nanogpt_file(word: str) -> Path | None:
     if path.is_file() and RunDirectory(path.parent).config.exists():
         run = typed(path.parent)
         raise UserError(
-            f"{word} is a file of a run. To continue the run: nanogpt resume {run}. To go on from this file: "
+            f"{word} is a file of a run: nanogpt resume {run} continues the run. To go on from this file type "
             f"nanogpt resume {run} --checkpoint {typed(path.name)} --run NEW"
         )
     if path.is_dir() and not RunDirectory(path).config.exists() and (path / "ckpt.pt").is_file():

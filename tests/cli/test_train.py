@@ -160,7 +160,7 @@ def test_resume_refuses_what_belongs_to_the_run(shell: Shell, tiny: Callable[...
         (["runs/tiny/ckpt.pt"], "nanogpt resume runs/tiny --checkpoint ckpt.pt --run NEW"),
         (
             ["runs/tiny/config.toml", "--run=runs/x"],
-            "is a file of a run. To continue the run: nanogpt resume runs/tiny.",
+            "is a file of a run: nanogpt resume runs/tiny continues the run.",
         ),
         (["data/tiny/train.bin", "--run=runs/x"], "truncated, or no checkpoint"),
         (["data/tiny/train.bin"], "truncated, or no checkpoint"),

@@ -10,7 +10,6 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 import tomli_w
-from conftest import make_data_set
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from nanogpt_cli.data.token_files import check_fits, difference, open_data_set
 from nanogpt_cli.data.tokenizers import TiktokenTokenizer
 from nanogpt_cli.data.tokens import TokenFile, Tokens
 from nanogpt_cli.errors import UserError
+from tests.data.conftest import make_data_set
 
 # --- windows of a stream --------------------------------------------------------------------------------------------
 

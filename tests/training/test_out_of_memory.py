@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Runner
 
 from nanogpt_cli.config.schema import Config
 from nanogpt_cli.errors import NanogptError
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.training import plan as plan_module
 from nanogpt_cli.training.out_of_memory import is_out_of_memory, named, smaller_batch
+from tests.training.conftest import Runner
 
 ALIKE = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.\nGPU 0 has a total capacity of..."),
