@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -326,6 +327,21 @@ def test_the_plan_shows_how_batch_accumulation_and_ranks_multiply(
     assert code == 0
     assert re.search(rf"^tokens a step +{tokens} +{product} *$", err, re.MULTILINE)
     assert re.search(r"^first loss +about 3\.14 +ln\(vocabulary\)", err, re.MULTILINE)
+
+
+def test_spellings_of_nanogpt_mean_what_they_meant_there(here: Path, shell: Shell) -> None:
+    line = "--learning_rate=1 --min_lr=0 --grad_clip=0 --dropout=0 --weight_decay 1e-1 --warmup_iters=0 --beta2=0.5"
+    line += " --compile=False --bias=False --wandb_run_name=2024 --max_iters=1 --schedule=linear"
+    assert shell("train", "--dataset=tiny", *TINY, "--run=runs/2024", *line.split())[0] == 0
+    config = tomllib.loads(Path("runs/2024/config.toml").read_text(encoding="utf-8"))
+    given = {**config["model"], **config["optim"], **config["train"], **config["system"], **config["log"]}
+    assert {name: given[name] for name in ("learning_rate", "min_lr", "grad_clip", "dropout", "weight_decay")} == {
+        "learning_rate": 1.0, "min_lr": 0.0, "grad_clip": 0.0, "dropout": 0.0, "weight_decay": 0.1,
+    }  # fmt: skip
+    assert (given["compile"], given["bias"], given["wandb_run_name"]) == ("off", False, "2024")
+    assert "Type nanogpt eval RUN." in refused(shell, ["train", *TINY, "--eval_only"])
+    assert "Type nanogpt eval RUN." in refused(shell, ["train", *TINY, "--eval_only=True"])
+    assert shell("train", "--help")[1].startswith("Usage: nanogpt train")
 
 
 def test_only_numbers_and_lines_go_into_files(here: Path, shell: Shell) -> None:

@@ -131,15 +131,15 @@ def _flags(ctx: Any) -> Flags:
     return flags
 
 
-def _styled(text: str, **style: Any) -> str:
+def styled(text: str, **style: Any) -> str:
     """Colour for a terminal that wants it; Typer itself leaves it out of pipes and files."""
     wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return typer.style(text, **style) if wanted else text
 
 
 def _bold(text: str) -> str:
-    return _styled(text, bold=True)
+    return styled(text, bold=True)
 
 
 def _cyan(text: str) -> str:
-    return _styled(text, fg="cyan")
+    return styled(text, fg="cyan")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nanogpt_cli.cli.command import Group
+from nanogpt_cli.cli.command import Group, styled
 from nanogpt_cli.errors import NanogptError, UserError
 
 PROGRAM = "nanogpt"
@@ -127,7 +127,7 @@ def _failed(message: str, code: int) -> int:
 
         traceback.print_exc()
     try:
-        typer.echo(f"{typer.style('error:', fg='red', bold=True)} {message}", err=True)
+        typer.echo(f"{styled('error:', fg='red', bold=True)} {message}", err=True)
     except BrokenPipeError:
         _leave_pipe()
     return code

@@ -13,7 +13,9 @@ SILENCE = 30.0  # seconds between two lines where there is no terminal
 @contextlib.contextmanager
 def progress(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
     """A function to call with how many are done and how many there are."""
-    if not sys.stderr.isatty():
+    from nanogpt_cli.runs.live import usable_terminal
+
+    if not usable_terminal(sys.stderr):
         yield _lines(what, unit)
         return
     from rich.console import Console

@@ -24,6 +24,7 @@ ELSEWHERE = {
     "steps": "Type --max-iters; an iteration is one update.",
     "epochs": "Type --max-iters; the plan, shown by --dry-run, says how many epochs that is.",
     "cpu": "Type --device cpu.",
+    "input": "Paths need no flag: type nanogpt prepare PATH.",
     "output": "Results go to stdout: type > FILE behind the command.",
     "preset": "A recipe is for nanogpt train and nanogpt mfu; a run keeps its settings.",
     "config": "A file of settings is for nanogpt train; a run keeps its settings.",

@@ -86,6 +86,19 @@ def test_exit_inside_a_command_is_respected(fail) -> None:
     assert fail(typer.Exit(5)) == (5, "")
 
 
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {}])
+def test_colour_is_for_a_terminal_that_wants_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], environment: dict[str, str]
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(typer, "echo", lambda text, err: print(text, file=sys.stderr))  # as on a terminal
+    assert main.run(["trian"]) == 2
+    assert ("\x1b" in capsys.readouterr().err) == (not environment)
+
+
 def test_debug_is_off_by_default() -> None:
     assert "NANOGPT_DEBUG" not in os.environ
 
