@@ -159,6 +159,7 @@ def losses(clone: Path, rounds: int) -> list[Row]:
     clone_data.mkdir(parents=True)
     for split in ("train.bin", "val.bin"):
         (clone_data / split).symlink_to(data / split)
+    (folder / "nanogpt" / "configurator.py").symlink_to(clone.absolute() / "configurator.py")  # read by a relative name
     tokenizer = open_data_set(data).tokenizer
     assert tokenizer is not None
     letters = [tokenizer.decode([i]) for i in range(tokenizer.size)]
@@ -172,7 +173,12 @@ def losses(clone: Path, rounds: int) -> list[Row]:
         "out_dir": "out",
     }  # fmt: skip
     flags = [f"--{key}={value}" for key, value in recipe.items()]
-    theirs = [sys.executable, str(clone / "train.py"), str(clone / "config/train_shakespeare_char.py"), *flags]
+    theirs = [
+        sys.executable,
+        str(clone.absolute() / "train.py"),
+        str(clone.absolute() / "config/train_shakespeare_char.py"),
+        *flags,
+    ]
     nanogpt = [sys.executable, "-m", "nanogpt_cli", "train", "--run"]
     commands = {
         "nanoGPT, README recipe for a CPU": (theirs, folder / "nanogpt", "nanogpt/out"),
@@ -183,7 +189,9 @@ def losses(clone: Path, rounds: int) -> list[Row]:
     rows = []
     for name, (command, cwd, model) in commands.items():
         began = time.perf_counter()
-        subprocess.run(command, cwd=cwd, env={**os.environ, "PYTHONPATH": str(clone)}, check=True, capture_output=True)
+        subprocess.run(
+            command, cwd=cwd, env={**os.environ, "PYTHONPATH": str(clone.absolute())}, check=True, capture_output=True
+        )
         seconds = time.perf_counter() - began
         evaluation = [sys.executable, "-m", "nanogpt_cli", "eval", model, "--data-dir", str(data), "--json"]
         out = subprocess.run(evaluation, cwd=folder, check=True, capture_output=True, text=True).stdout
