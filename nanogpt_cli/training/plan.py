@@ -335,19 +335,20 @@ def _warnings(plan: Plan) -> list[str]:
             f"the decay ended at step {s.lr_decay_iters:,}: the rate stays at {s.min_lr:g}. "
             "To decay over the longer run add --lr-decay-iters."
         )
-    needed, free = sum(plan.memory.values()), free_memory(plan.compute.device)
-    if free is not None and needed > free:
+    needed, there = sum(plan.memory.values()), memory_there(plan.compute.device)
+    if there is not None and needed > there:
         found.append(
-            f"about {needed / 2**30:,.1f} GiB of memory are expected to be needed, {free / 2**30:,.1f} GiB are free. "
+            f"about {needed / 2**30:,.1f} GiB of memory are expected to be needed, {there / 2**30:,.1f} GiB are there. "
             "A smaller --batch-size with more --gradient-accumulation-steps takes the same tokens a step"
         )
     return found
 
 
-def free_memory(device: torch.device) -> int | None:
-    """Bytes that are free on the device, or for a CPU on this machine; None where that is not known."""
+def memory_there(device: torch.device) -> int | None:
+    """Bytes of a GPU, or those that are free for a CPU; None where that is not known."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        total: int = torch.cuda.get_device_properties(device).total_memory  # asking what is free would itself take some
+        return total
     return host_memory() if device.type == "cpu" else None
 
 

@@ -94,4 +94,4 @@ def test_a_plan_warns_before_memory_is_short(runs: Runner, monkeypatch: pytest.M
     monkeypatch.setattr(plan_module, "host_memory", lambda: 1 << 30)
     assert runs.plan("small").warnings == []
     (warning,) = runs.plan("large", batch_size=100_000).warnings
-    assert "GiB of memory are expected to be needed, 1.0 GiB are free. A smaller --batch-size" in warning
+    assert "GiB of memory are expected to be needed, 1.0 GiB are there. A smaller --batch-size" in warning
