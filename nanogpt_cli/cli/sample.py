@@ -53,7 +53,7 @@ def sample(
     ] = None,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
-    dtype: Dtype = "float32",
+    dtype: Dtype = "auto",
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Write text with a model. Text goes to stdout, everything else to stderr."""
