@@ -14,14 +14,18 @@ from torch import Tensor
 
 def keep_probability(p: float) -> float:
     """The probability that `keep_mask` keeps an element when asked to drop with probability p."""
-    return 1 - round(p * 65536) / 65536
+    return 1 - _out_of_65536(p) / 65536
 
 
 def keep_mask(shape: tuple[int, ...] | torch.Size, p: float) -> Tensor:
     """int16 on the CPU: 0 with probability p, else 1."""
     count = torch.Size(shape).numel()
     words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-    return words.view(torch.int16)[:count].view(shape).ge_(round(p * 65536) - 32768)
+    return words.view(torch.int16)[:count].view(shape).ge_(_out_of_65536(p) - 32768)
+
+
+def _out_of_65536(p: float) -> int:
+    return min(round(p * 65536), 65535)  # something is always kept
 
 
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -30,6 +30,12 @@ def test_every_lane_of_a_word_has_its_own_bits() -> None:
     assert (torch.corrcoef(lanes.T) - torch.eye(4, dtype=torch.float64)).abs().max() < 0.02
 
 
+def test_something_is_always_kept() -> None:
+    torch.manual_seed(0)
+    assert keep_probability(1 - 1e-9) == 1 / 65536
+    assert torch.isfinite(dropout(torch.ones(100), 1 - 1e-9)).all()
+
+
 @given(shape=st.lists(st.integers(1, 7), min_size=1, max_size=4), p=st.floats(0, 0.99))
 @settings(max_examples=50, deadline=None)
 def test_masks_of_any_shape(shape: list[int], p: float) -> None:
