@@ -62,13 +62,14 @@ def test_greedy_takes_the_most_likely_and_drops_the_oldest_half() -> None:
         assert texts(model, [3, 1, 4], 2, Sampling(50, 0.0, **ignored)) == [expected, expected]
 
 
-def test_sample_i_depends_on_seed_and_i_alone() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sample_i_depends_on_seed_and_i_alone(dtype: torch.dtype) -> None:
     model = random_model(SETTINGS)
-    many = texts(model, [1, 2], 6, Sampling(30, 1.0, seed=4))
-    assert texts(model, [1, 2], 2, Sampling(30, 1.0, seed=4)) == many[:2]
-    assert texts(model, [1, 2], 2, Sampling(12, 1.0, seed=4)) == [text[:12] for text in many[:2]]
+    many = texts(model, [1, 2], 6, Sampling(30, 1.0, seed=4), dtype=dtype)
+    assert texts(model, [1, 2], 2, Sampling(30, 1.0, seed=4), dtype=dtype) == many[:2]
+    assert texts(model, [1, 2], 1, Sampling(12, 1.0, seed=4), dtype=dtype) == [many[0][:12]]
     assert len({tuple(text) for text in many}) == 6
-    assert texts(model, [1, 2], 6, Sampling(30, 1.0, seed=5)) != many
+    assert texts(model, [1, 2], 6, Sampling(30, 1.0, seed=5), dtype=dtype) != many
 
 
 def test_padding_ids_are_never_drawn() -> None:
