@@ -167,7 +167,8 @@ def find_run(word: str, root: Path = RUNS) -> RunDirectory:
     path = Path(word)
     names = {run.name: run for run in list_runs(root)}
     for run in (RunDirectory(path), RunDirectory(root / word)):
-        if os.path.exists(run.config):  # noqa: PTH110 - False, not an error, for a name no file system takes
+        # a run may have lost its config.toml; False, not an error, for a name that no file system takes
+        if any(map(os.path.exists, (run.config, run.checkpoint))):
             return run
     alike = [run for name, run in names.items() if _plain_name(name) == _plain_name(word)]
     if len(alike) == 1:

@@ -8,30 +8,19 @@ import os
 import pickle
 import shutil
 import zipfile
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from nanogpt_cli.config.setting import shown
 from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.files import DiskFullError, atomic_write, disk_full_named, sync_folder, temporary_beside
+from nanogpt_cli.training.form import TRAINING, WEIGHTS, Progress, check_form
 
 FORMAT = 1
-TRAINING_KEYS = {
-    "format",
-    "model",
-    "optimizer",
-    "step",
-    "rows",
-    "progress",
-    "config",
-    "architecture",
-    "schedule",
-    "data",
-    "layout",
-}
-WEIGHTS_KEYS = {"format", "model", "step", "config", "architecture"}
-
 Checkpoint = dict[str, Any]
 
 
@@ -65,22 +54,7 @@ def _no_room(checkpoint: Checkpoint, path: Path) -> DiskFullError:
 
 def weights_only(checkpoint: Checkpoint) -> Checkpoint:
     """What best.pt holds, out of a training state whose step is the best: enough to sample and evaluate."""
-    shared = WEIGHTS_KEYS | {"tokenizer", "data"}
-    return {**{key: checkpoint[key] for key in shared}, "val_loss": checkpoint["progress"]["best_loss"]}
-
-
-def best_problem(best: Path, checkpoint: Checkpoint) -> str:
-    """Why the file `best` is not the best that a training state speaks of; empty if it is, or if there is none yet."""
-    step, loss = (checkpoint["progress"][key] for key in ("best_step", "best_loss"))
-    if step is None:
-        return ""
-    try:
-        found = load_checkpoint(best)
-    except UserError as error:
-        return str(error)
-    if found["step"] > checkpoint["step"] or (found["step"], found.get("val_loss")) == (step, loss):
-        return ""  # a later one is this run's too: it goes on from an older state than that which was the best
-    return f"{best}: holds step {found['step']:,}, but the best step of this run is {step:,}."
+    return {**{key: checkpoint[key] for key in WEIGHTS}, "val_loss": checkpoint["progress"]["best_loss"]}
 
 
 def keep_milestone(checkpoint: Path, milestone: Path, step: int, keep_every: int) -> None:
@@ -118,13 +92,18 @@ def own_checkpoint(content: Any, path: Path) -> Checkpoint:
     """`content`, read from `path`, if it is a checkpoint of this program.
 
     Raises:
-        UserError: it is something else, or of a later format.
+        UserError: it is something else, of a later format, or not as this program writes it.
     """
-    if not isinstance(content, dict) or not content.keys() >= WEIGHTS_KEYS:
+    if not isinstance(content, dict) or not content.keys() >= WEIGHTS.keys():
         hint = " It looks like a nanoGPT checkpoint." if is_nanogpt(content) else ""
         raise UserError(f"{path}: not a checkpoint of this program.{hint}")
-    if content["format"] != FORMAT:
-        raise UserError(f"{path}: checkpoint format {content['format']}; this version reads format {FORMAT}.")
+    version = content["format"]
+    if type(version) is not int or version != FORMAT:
+        raise UserError(f"{path}: checkpoint format {shown(version)}; this version reads format {FORMAT}.")
+    trainable = content.keys() >= TRAINING.keys()
+    check_form(content, TRAINING if trainable else WEIGHTS, str(path))
+    if trainable:
+        content["progress"] = asdict(Progress(**content["progress"]))  # an earlier version may have known less
     return content
 
 
@@ -135,7 +114,7 @@ def load_training_state(path: Path) -> Checkpoint:
         UserError: as `load_checkpoint`; also for a file with weights alone.
     """
     content = load_checkpoint(path)
-    if not content.keys() >= TRAINING_KEYS:
+    if not content.keys() >= TRAINING.keys():
         raise UserError(
             f"{path}: holds weights alone, no optimizer state. "
             f"To start a new run from these weights: nanogpt train --init-from {typed(path)}"
@@ -203,19 +182,31 @@ def non_finite(state: dict[str, torch.Tensor]) -> str | None:
     return None
 
 
-def latest_state(last: Path, previous: Path) -> tuple[Checkpoint | None, Path | None, str]:
+def latest_state(
+    last: Path, previous: Path, stranger: Callable[[Checkpoint], str] = lambda checkpoint: ""
+) -> tuple[Checkpoint | None, Path | None, str]:
     """The newest training state that can be trusted: (checkpoint, its file, what was wrong with the newer one).
+
+    Args:
+        stranger: says why a checkpoint that is whole does not belong here; empty if it does.
 
     Raises:
         UserError: files exist, but none can be used.
     """
     if not last.exists() and not previous.exists():
         return None, None, ""
+
+    def load(path: Path) -> Checkpoint:
+        checkpoint = load_training_state(path)
+        if why := stranger(checkpoint):
+            raise UserError(f"{path}: {why}.")
+        return checkpoint
+
     try:
-        return load_training_state(last), last, ""
+        return load(last), last, ""
     except UserError as error:
         problem = str(error)
     try:
-        return load_training_state(previous), previous, problem
+        return load(previous), previous, problem
     except UserError as error:
         raise UserError(f"{problem}\n{error}\nNo checkpoint of this run can be used.") from None

@@ -13,18 +13,17 @@ from nanogpt_cli.config.schema import Config, ModelSettings, settings
 from nanogpt_cli.data.tokens import difference
 from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.model.nanogpt import NanoGPTCheckpoint, from_nanogpt
-from nanogpt_cli.runs.directory import RunDirectory, find_run, read_config
+from nanogpt_cli.runs.directory import RunDirectory, find_run
 from nanogpt_cli.training.checkpoints import (
     FORMAT,
     Checkpoint,
-    best_problem,
     is_nanogpt,
-    latest_state,
     load_training_state,
     read_torch_file,
 )
+from nanogpt_cli.training.form import Progress
 from nanogpt_cli.training.plan import Plan, differences, plan_run
-from nanogpt_cli.training.state import Progress
+from nanogpt_cli.training.recovery import best_problem, newest_state
 
 SCHEDULE_SETTINGS = ("schedule", "learning_rate", "min_lr", "warmup_iters", "lr_decay_iters")
 
@@ -36,7 +35,7 @@ class Source:
     checkpoint: Checkpoint | None  # None: the run was killed before its first save
     path: Path | None
     settings: Layer
-    problem: str = ""  # what was wrong with a newer file
+    problems: tuple[str, ...] = ()  # what was wrong with newer files
 
 
 def plan_resume(
@@ -81,8 +80,7 @@ def plan_resume(
         )
     _refuse_other_data(plan, saved)
     plan.notes += [f"changed {change}" for change in differences(before.to_toml(), layered.config.to_toml())]
-    if source.problem and source.path is not None:
-        plan.warnings.append(f"{source.problem} Going on from {source.path.name}, step {saved['step']}.")
+    plan.warnings += source.problems
     plan.warnings += [w for w in late_warnings(plan) if w not in plan.warnings]
     if not plan.makes_run:
         _forget_lost_best(plan, saved)
@@ -113,13 +111,13 @@ def _find_source(word: str, checkpoint: Path | None, new_run: Path | None) -> tu
     run = find_run(word)
     if checkpoint is not None:
         file = _file_of(run, checkpoint)
-        saved = load_training_state(file)
-        return Source(_forked(saved), file, Layer(str(file), saved["config"])), new_run or run.path
-    saved_state, path, problem = latest_state(run.checkpoint, run.previous)
-    layer = _settings_of(run, saved_state)
-    if new_run is not None and saved_state is not None:
-        saved_state = _forked(saved_state)
-    return Source(saved_state, path, layer, problem), new_run or run.path
+        state = load_training_state(file)
+        return Source(_forked(state), file, Layer(str(file), state["config"])), new_run or run.path
+    newest = newest_state(run)
+    saved = newest.checkpoint
+    if new_run is not None and saved is not None:
+        saved = _forked(saved)
+    return Source(saved, newest.path, newest.settings, newest.problems), new_run or run.path
 
 
 def _file_of(run: RunDirectory, checkpoint: Path) -> Path:
@@ -129,16 +127,6 @@ def _file_of(run: RunDirectory, checkpoint: Path) -> Path:
             return path
     there = ", ".join(sorted(path.name for path in run.path.glob("*.pt"))) or "none"
     raise UserError(f"--checkpoint {checkpoint}: no such file. Files in {run.path}: {there}.")
-
-
-def _settings_of(run: RunDirectory, saved: Checkpoint | None) -> Layer:
-    """config.toml is what the user sees and may edit; the checkpoint stands in for a damaged one."""
-    try:
-        return Layer(str(run.config), read_config(run))
-    except UserError:
-        if saved is None:
-            raise
-        return Layer(f"the checkpoint of {run.path}", saved["config"])
 
 
 def _forked(saved: Checkpoint) -> Checkpoint:
@@ -225,7 +213,7 @@ def _nanogpt_file(word: str) -> Path | None:
             f"nanogpt resume {run} --checkpoint {typed(path.name)} --run NEW"
         )
     if path.is_dir() and not RunDirectory(path).config.exists() and (path / "ckpt.pt").is_file():
-        return path / "ckpt.pt"
+        return path / "ckpt.pt" if is_nanogpt(read_torch_file(path / "ckpt.pt")) else None
     return path if path.is_file() else None
 
 

@@ -15,10 +15,10 @@ from typing import NoReturn, Protocol
 from nanogpt_cli.config.layers import Layer
 from nanogpt_cli.data.tokens import difference
 from nanogpt_cli.errors import NanogptError, StoppedError, UserError
-from nanogpt_cli.training.checkpoints import latest_state
 from nanogpt_cli.training.place import Machines, Place, find_place
 from nanogpt_cli.training.plan import Plan
 from nanogpt_cli.training.processes import Processes, join, lost_contact
+from nanogpt_cli.training.recovery import newest_state
 from nanogpt_cli.training.resume import plan_resume
 from nanogpt_cli.training.start import Outcome, opened, start, train_run
 
@@ -73,7 +73,7 @@ def conduct(
         return plan, start(plan)
     plan.checkpoint = plan.initial_weights = None
     launch_workers(str(run.path), plan.split.world_size // machines.count, machines, say)
-    newest, _, _ = latest_state(run.checkpoint, run.previous)
+    newest = newest_state(run).checkpoint
     assert newest is not None
     return plan, Outcome(run, newest["step"], newest["progress"]["best_loss"])
 

@@ -27,22 +27,22 @@ from nanogpt_cli.runs.views import Start, View, make_view
 from nanogpt_cli.training import out_of_memory
 from nanogpt_cli.training.checkpoints import (
     Checkpoint,
-    best_problem,
     keep_milestone,
-    latest_state,
     link_or_copy,
     save_checkpoint,
     weights_only,
 )
 from nanogpt_cli.training.device import compile_model
+from nanogpt_cli.training.form import Progress
 from nanogpt_cli.training.loop import Evaluation, Training
 from nanogpt_cli.training.optimizers import Optimizer
 from nanogpt_cli.training.plan import Plan
 from nanogpt_cli.training.processes import Processes
+from nanogpt_cli.training.recovery import best_problem, newest_state
 from nanogpt_cli.training.resume import layout_differences
 from nanogpt_cli.training.sharding import load_own, shard
 from nanogpt_cli.training.speed import StepClock
-from nanogpt_cli.training.state import Facts, Progress, TrainingState, load_weights
+from nanogpt_cli.training.state import Facts, TrainingState, load_weights
 
 ALONE = Processes()
 
@@ -157,7 +157,7 @@ def _finish_last_save(checkpoint: Checkpoint, run: RunDirectory, keep_every: int
 
 
 def _refuse_changed_meanwhile(plan: Plan, run: RunDirectory) -> None:
-    newest, _, _ = latest_state(run.checkpoint, run.previous)
+    newest = newest_state(run).checkpoint
     if (newest["step"] if newest else 0) != plan.first_step:
         raise UserError(f"{run.path}: another process continued this run meanwhile. Type the command again.")
 
@@ -303,7 +303,7 @@ def layout(plan: Plan, processes: Processes) -> dict[str, Any]:
 def _compare_layouts(plan: Plan, processes: Processes, view: View) -> None:
     """Take the number of CPU threads the run had, since another adds up in another order; say what else differs."""
     saved = plan.checkpoint["layout"] if plan.checkpoint else {}
-    if plan.compute.device.type == "cpu" and saved.get("threads") and saved["ranks"] == processes.world_size:
+    if plan.compute.device.type == "cpu" and saved.get("threads") and saved.get("ranks") == processes.world_size:
         torch.set_num_threads(saved["threads"])
     changed = layout_differences(saved, layout(plan, processes)) if saved.get("ranks") else []
     if changed:

@@ -12,26 +12,12 @@ from nanogpt_cli.errors import NonFiniteError, UserError
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.model.weights import check_shapes, shapes_of
 from nanogpt_cli.training.checkpoints import FORMAT, Checkpoint, non_finite
+from nanogpt_cli.training.form import Progress
 from nanogpt_cli.training.optimizers import Optimizer
 from nanogpt_cli.training.processes import Processes
 from nanogpt_cli.training.sharding import load_own, own, whole_state
 
 ALONE = Processes()
-
-
-@dataclass
-class Progress:
-    """How far a run is. `step` counts completed updates, `rows` the rows they consumed."""
-
-    step: int = 0
-    rows: int = 0
-    best_loss: float | None = None  # lowest validation loss, nats
-    best_step: int | None = None
-    evaluated_step: int = 0  # the last step that was evaluated
-    window_sum: float = 0.0  # losses since the last log line
-    window_count: int = 0
-    skipped: int = 0  # float16 updates that overflowed
-    time_s: float = 0.0  # training time
 
 
 @dataclass
@@ -100,6 +86,9 @@ class TrainingState:
             self.optimizer.load_state_by_name(checkpoint["optimizer"])
         except (KeyError, IndexError, AttributeError, RuntimeError) as error:
             raise UserError(f"{source}: the optimizer state does not fit this run: {error}") from None
+        broken = non_finite(self.optimizer.moments())
+        if broken:
+            raise UserError(f"{source}: the moments hold NaN or infinity ({broken}). Use an earlier checkpoint.")
         if checkpoint.get("scaler"):
             self.scaler.load_state_dict(checkpoint["scaler"])
         self.progress = Progress(**checkpoint["progress"])

@@ -3,6 +3,7 @@
 import os
 import pickle
 import zipfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from nanogpt_cli import files
+from nanogpt_cli.config.derived import schedule_of
+from nanogpt_cli.config.schema import Config
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.files import DiskFullError
 from nanogpt_cli.training import checkpoints
@@ -22,21 +25,21 @@ from nanogpt_cli.training.checkpoints import (
     save_checkpoint,
     tensor_bytes,
 )
+from nanogpt_cli.training.form import Progress
+from tests.models import checkpoint
 
 
 def state(step: int = 1) -> dict[str, Any]:
-    """The smallest dict that counts as a training state."""
+    """A training state before its first update, whatever its step says."""
     return {
-        "format": 1,
-        "model": {"w": torch.full((64, 64), float(step))},
+        **checkpoint(seed=step),
         "optimizer": {"adamw": {}, "muon": {}},
+        "scaler": {},
         "step": step,
         "rows": 4 * step,
-        "progress": {},
-        "config": {},
-        "architecture": {},
-        "schedule": {},
-        "data": {},
+        "progress": asdict(Progress(step=step)),
+        "schedule": asdict(schedule_of(Config())),
+        "eval_windows": 1,
         "layout": {},
     }
 
