@@ -197,11 +197,11 @@ class Training:
         else:
             what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
             what += f" at step {step}. Try a lower --learning-rate"
-        kept = f"the checkpoint of step {self.saved_step}" if self.saved_step else "no checkpoint was saved yet"
-        raise NonFiniteError(
-            f"Stopped: {what}.\nThe last good step is {step - 1}; {kept}. "
-            f"To go on from there: nanogpt resume {typed(self.run.path)} --learning-rate RATE"
-        )
+        raise NonFiniteError(f"Stopped: {what}.\nThe last good step is {step - 1}; {self._way_on()}")
+
+    def _way_on(self) -> str:
+        kept = f"the checkpoint of step {self.saved_step} is kept" if self.saved_step else "no checkpoint was saved yet"
+        return f"{kept}. To go on from there: nanogpt resume {typed(self.run.path)} --learning-rate RATE"
 
     def _report(self, update: InFlight, loss: float, norm: float) -> None:
         progress, config = self.state.progress, self.state.facts.config
@@ -258,7 +258,8 @@ class Training:
         val_loss = self._windows_loss(self.evaluation.val, self.evaluation.val_offsets, tick)
         train_loss = self._windows_loss(self.evaluation.train, self.evaluation.train_offsets, tick)
         if not math.isfinite(val_loss):
-            raise NonFiniteError(f"Stopped: the validation loss is {val_loss} after step {progress.step}; not saved.")
+            what = f"the validation loss is {val_loss} after step {progress.step}"
+            raise NonFiniteError(f"Stopped: {what}, which was not saved; {self._way_on()}")
         progress.evaluated_step = progress.step
         before = progress.best_loss, progress.best_step
         best = before[0] is None or val_loss < before[0]
@@ -314,7 +315,11 @@ class Training:
         step, settings = self.state.progress.step, self.state.facts.config.train
         self.save_due, self.tried = False, (step, self.state.progress.evaluated_step)
         self.clock.saved()
-        checkpoint = self.state.checkpoint(self.processes)
+        try:
+            checkpoint = self.state.checkpoint(self.processes)
+        except NonFiniteError as error:
+            error.args = (f"{error} {self._way_on()}",)
+            raise
 
         def write() -> None:
             began = time.perf_counter()

@@ -54,7 +54,7 @@ class TrainingState:
         here = {name: own(tensor) for name, tensor in self.model.state_dict().items()}
         broken, problem = non_finite(here) or non_finite(self.optimizer.moments()), None
         if broken:
-            problem = NonFiniteError(f"{broken} is not finite after step {self.progress.step}; nothing was saved.")
+            problem = NonFiniteError(f"{broken} is not finite after step {self.progress.step}, which was not saved;")
         processes.agree(problem)
         block_size = self.facts.architecture.block_size
         return {
