@@ -148,8 +148,8 @@ class Optimizer:
                 muon[name] = {"momentum_buffer": torch.cat([self.muon.state[s.leaf]["momentum_buffer"] for s in parts])}
         return {"adamw": adamw, "muon": muon}
 
-    def load_state_by_name(self, state: dict[str, NamedState]) -> None:
-        """Take moments over; rates, decay and betas stay as the settings say.
+    def load_state_by_name(self, state: dict[str, NamedState], *, adopt: bool = False) -> None:
+        """Take moments over, as copies unless `adopt` is set; rates, decay and betas stay as the settings say.
 
         Raises:
             KeyError: a parameter of the state does not exist here.
@@ -157,17 +157,18 @@ class Optimizer:
         for name, moments in state["adamw"].items():
             parameter, owner = self.parameters[name], self.owners[name]
             self.adamw.state[parameter] = {
-                key: self._placed(own_rows(value, owner) if value.ndim else value, parameter)
+                key: _placed(own_rows(value, owner) if value.ndim else value, parameter, copy=not adopt)
                 for key, value in moments.items()
             }
         if self.muon is not None:
             for name, moments in state["muon"].items():
                 for part in self.slices[name]:
-                    buffer = self._placed(moments["momentum_buffer"][part.rows], part.leaf)
+                    buffer = _placed(moments["momentum_buffer"][part.rows], part.leaf, copy=not adopt)
                     self.muon.state[part.leaf] = {"momentum_buffer": buffer}
 
-    def _placed(self, value: Tensor, like: Tensor) -> Tensor:
-        return value.to(device=like.device, dtype=torch.float32, copy=True)
+
+def _placed(value: Tensor, like: Tensor, *, copy: bool) -> Tensor:
+    return value.to(device=like.device, dtype=torch.float32, copy=copy)
 
 
 def _slices(name: str, parameter: nn.Parameter) -> list[Slice]:

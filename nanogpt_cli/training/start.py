@@ -29,6 +29,7 @@ from nanogpt_cli.training.checkpoints import (
     Checkpoint,
     keep_milestone,
     link_or_copy,
+    load_checkpoint,
     save_checkpoint,
     weights_only,
 )
@@ -239,7 +240,15 @@ def build_state(plan: Plan, processes: Processes) -> TrainingState:
     )
     state = TrainingState(model, optimizer, scaler, Progress(), facts)
     if plan.checkpoint is not None:
-        state.restore(plan.checkpoint, str(plan.checkpoint_path))
+        source = str(plan.checkpoint_path)
+        if device.type == "cpu" and not processes.several:
+            # a mapped file and its copy would be in memory together: read the tensors, and keep those that were read
+            progress, plan.checkpoint = plan.checkpoint["progress"], None
+            content = load_checkpoint(RunDirectory(plan.run_path).checkpoint, mmap=False)
+            state.restore({**content, "progress": progress}, source, adopt=True)
+            del content
+        else:
+            state.restore(plan.checkpoint, source)
     elif plan.initial_weights is not None:
         load_weights(model, plan.initial_weights, str(config.train.init_from))
     plan.checkpoint = plan.initial_weights = None  # free the memory

@@ -75,15 +75,18 @@ class TrainingState:
             "layout": self.facts.layout,
         }
 
-    def restore(self, checkpoint: Checkpoint, source: str) -> None:
+    def restore(self, checkpoint: Checkpoint, source: str, *, adopt: bool = False) -> None:
         """Take weights, moments, scale and progress over; settings stay as they are here.
+
+        Args:
+            adopt: the moments may be kept as they are, not as copies: nobody else has or maps them.
 
         Raises:
             UserError: the checkpoint does not fit the model.
         """
         load_weights(self.model, checkpoint["model"], source)
         try:
-            self.optimizer.load_state_by_name(checkpoint["optimizer"])
+            self.optimizer.load_state_by_name(checkpoint["optimizer"], adopt=adopt)
         except (KeyError, IndexError, AttributeError, RuntimeError) as error:
             raise UserError(f"{source}: the optimizer state does not fit this run: {error}") from None
         broken = non_finite(self.optimizer.moments())
