@@ -14,6 +14,8 @@ from typing import Protocol
 PRELOADED = (
     "torch._dynamo",  # torch.optim loads it with the first optimizer
     "torch._inductor",
+    "pytest",  # for patches that stand in a test file
+    "hypothesis",
     "nanogpt_cli.cli.carry_out",
     "nanogpt_cli.cli.main",
     "nanogpt_cli.data.prepare",

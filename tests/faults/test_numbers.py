@@ -151,7 +151,10 @@ def test_the_validation_loss(lab: Lab, nth: int, good: int) -> None:
 
 
 def test_an_absurd_learning_rate(lab: Lab) -> None:
-    result = nanogpt(lab.folder, lab.line("cut").replace("--learning-rate=0.1", "--learning-rate=1e38") + " --grad-clip 0 --max-iters 100")
+    result = nanogpt(
+        lab.folder,
+        lab.line("cut").replace("--learning-rate=0.1", "--learning-rate=1e38") + " --grad-clip 0 --max-iters 100",
+    )
     assert result.code == 3, result
     finite(lab.folder / "runs" / "cut")
     assert strays(lab.folder) == []
