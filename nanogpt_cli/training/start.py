@@ -135,8 +135,9 @@ def _take_over(plan: Plan, run: RunDirectory) -> None:
     _refuse_changed_meanwhile(plan, run)
     for folder in (run.path, run.logs):
         remove_leftovers(folder)
-    if plan.checkpoint is not None and plan.checkpoint_path != run.checkpoint and run.checkpoint.exists():
-        run.checkpoint.rename(run.path / "ckpt-damaged.pt")  # it must not become ckpt-previous.pt
+    if plan.checkpoint is not None and plan.checkpoint_path != run.checkpoint:
+        if run.checkpoint.exists():
+            run.checkpoint.rename(run.path / "ckpt-damaged.pt")  # it must not become ckpt-previous.pt
         link_or_copy(run.previous, run.checkpoint)
     evaluated_step = 0
     if plan.checkpoint is not None:

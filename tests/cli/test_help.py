@@ -1,7 +1,6 @@
 """Help answers at once, in sections, with one spelling of every flag; and every flag reaches the settings."""
 
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -104,14 +103,14 @@ def test_help_takes_less_than_twice_the_time_of_importing_typer() -> None:
         "train": [sys.executable, "-m", "nanogpt_cli", "train", "--help"],  # the longest
     }
     seconds: dict[str, list[float]] = {name: [] for name in lines}
-    for _ in range(5):  # in turns, so that a busy machine hits all alike
+    for _ in range(7):  # in turns, so that a busy machine hits all alike
         for name, line in lines.items():
             began = time.perf_counter()
             subprocess.run(line, stdout=subprocess.DEVNULL, check=True)
             seconds[name].append(time.perf_counter() - began)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    assert medians["program"] < 2 * medians["typer"]
-    assert medians["train"] < 2 * medians["typer"]
+    quickest = {name: min(values) for name, values in seconds.items()}  # what the work takes, without the others
+    assert quickest["program"] < 2 * quickest["typer"]
+    assert quickest["train"] < 2 * quickest["typer"]
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
