@@ -187,7 +187,7 @@ TRAINED = sorted(name for name in known_settings() if name not in ELSEWHERE and 
 TRAINED += ["activation", "position", "norm", "optimizer", "schedule", "sampling", "dtype"]
 
 
-@SEARCH
+@settings(SEARCH, max_examples=SEARCH.max_examples // 3)
 @given(names=st.lists(st.sampled_from(TRAINED), max_size=4, unique=True), data=st.data())
 def test_training_at_the_limits(here: Path, capsys: Any, names: list[str], data: st.DataObject) -> None:
     """Every value that is allowed can be trained with: to the end, or until the numbers go bad."""
@@ -267,7 +267,7 @@ def test_prompt_files(here: Path, capsys: Any, text: bytes, model: str) -> None:
     told(["sample", model, "--max-new-tokens", "3", "--prompt-file", "prompt"], capsys)
 
 
-@SEARCH
+@settings(SEARCH, max_examples=SEARCH.max_examples // 2)
 @given(text=st.binary(max_size=300), words=st.lists(WORDS | TYPED, max_size=2))
 def test_text_to_prepare(here: Path, capsys: Any, text: bytes, words: list[str]) -> None:
     (here / "some.txt").write_bytes(text * 20)
