@@ -508,7 +508,7 @@ def test_resume_takes_no_more_memory_than_a_fresh_start_and_its_weights(tmp_path
     weights = 4 * (12 * 8 * 256**2) / 2**20
     code = """
 import os
-from nanogpt_cli.training.library import resume, train
+from nanogpt_cli.training.api import resume, train
 
 def peak(work, *args, **settings):
     child = os.fork()
