@@ -1,5 +1,8 @@
 """Choices of device, dtype and compilation, with faked abilities: each has a reason, each refusal a way out."""
 
+import platform
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -126,3 +129,25 @@ def test_a_compilation_that_fails_is_named_and_leaves_an_eager_model(monkeypatch
     ids = torch.zeros(2, 8, dtype=torch.long)
     assert model(ids, ids).isfinite()
     assert all(p.grad is None for p in model.parameters())
+
+
+FAULTS = """
+import resource, sys, torch
+from nanogpt_cli.training.device import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+def faults():
+    torch.zeros(2**24)  # 64 MB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+seen = [faults() for _ in range(15)]
+print(seen[-1] - seen[5])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="glibc's allocator")
+def test_freed_memory_is_not_cleared_by_the_kernel_again() -> None:
+    kept, given_back = (
+        int(subprocess.run([sys.executable, "-c", FAULTS, how], check=True, capture_output=True, text=True).stdout)
+        for how in ("kept", "default")
+    )
+    assert kept < 1000 < given_back
