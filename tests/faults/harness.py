@@ -1,5 +1,6 @@
 """`nanogpt` in processes of its own, forked from one that has torch loaded: half a second each instead of three."""
 
+import itertools
 import multiprocessing
 import os
 import sys
@@ -25,6 +26,9 @@ PRELOADED = (
 )
 
 
+NUMBERS = itertools.count()
+
+
 class Patch(Protocol):
     """What is done to the process before the command runs in it."""
 
@@ -48,7 +52,10 @@ class Command:
     """A command that runs."""
 
     def __init__(self, arguments: Sequence[str], folder: Path, patches: Sequence[Patch]) -> None:
-        self.outputs = folder / ".out", folder / ".err"
+        streams = folder / ".streams"
+        streams.mkdir(exist_ok=True)
+        number = next(NUMBERS)  # two commands may run at the same time
+        self.outputs = streams / f"{number}.out", streams / f"{number}.err"
         self.process = _server().Process(target=_command, args=(list(arguments), folder, *self.outputs, patches))
         with _no_main_module():
             self.process.start()

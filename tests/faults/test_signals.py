@@ -124,7 +124,6 @@ def test_ctrl_c_at_a_terminal(lab: Lab) -> None:
     line = lab.line("cut").replace(f"--max-iters={STEPS}", "--max-iters=100000")
     command = Command(line.split(), lab.folder, [Terminal(os.ttyname(terminal))])
     shown = read_until(controller, b"Ctrl-C saves and stops")
-    assert b"Ctrl-C saves and stops" in shown, shown
     os.write(controller, b"\x03")
     shown += read_until(controller, b"nanogpt resume")
     result = command.wait()
