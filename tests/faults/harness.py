@@ -67,7 +67,11 @@ class Command:
 
     def err(self) -> str:
         """What it has written to stderr so far."""
-        return self.outputs[1].read_text(errors="replace") if self.outputs[1].exists() else ""
+        return self._read(1)
+
+    def _read(self, which: int) -> str:
+        path = self.outputs[which]
+        return path.read_text(errors="replace") if path.exists() else ""  # it may have been killed before it began
 
     def wait(self, seconds: float = 120) -> Result:
         """Its end; a process that takes longer is killed, and the test fails."""
@@ -76,7 +80,7 @@ class Command:
         if late:
             self.process.kill()
             self.process.join()
-        result = Result(self.process.exitcode or 0, self.outputs[0].read_text(errors="replace"), self.err())
+        result = Result(self.process.exitcode or 0, self._read(0), self.err())
         assert not late, f"still running after {seconds} s: {result}"
         return result
 

@@ -75,7 +75,9 @@ class Lab:
         self.folder, self.settings = folder, {**SETTINGS, **settings}
         (folder / "my.txt").write_text(text())
         self.prepare_events = self._recorded("prepare my.txt --tokenizer char")
+        began = time.monotonic()
         self.train_events = self._recorded(self.line("whole"))
+        self.seconds = time.monotonic() - began
         self.whole = folder / "runs" / "whole"
         assert self.run(self.line("resumed"), Kill(At("rename", "ckpt.pt", 1, "after"))).code == KILLED
         self.resume_events = self._recorded("resume runs/resumed")

@@ -50,7 +50,7 @@ def test_chosen_instants(lab: Lab, places: list[At]) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_a_life_of_random_kills(lab: Lab, seed: int) -> None:
     draw = random.Random(seed)
-    kills = [random_kill(draw, events, 0.6) for events in (lab.train_events, *[lab.resume_events] * 3)]
+    kills = [random_kill(draw, events, lab.seconds) for events in (lab.train_events, *[lab.resume_events] * 3)]
     lab.live("cut", kills)
 
 
