@@ -183,6 +183,25 @@ def test_a_small_disk(lab: Lab, small_disk: Path, at: At) -> None:
     lab.check_end("cut")
 
 
+def test_preparing_on_a_small_disk(lab: Lab, small_disk: Path) -> None:
+    """Nothing that looks complete is left, and the same command makes it when there is room."""
+    text, folder = lab.folder / "long.txt", small_disk / "long"
+    text.write_text((lab.folder / "my.txt").read_text() * 30)  # 200,000 characters, 400 kB of tokens
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(300_000))
+    line = f"prepare long.txt --tokenizer char --data-dir {folder}"
+    result = nanogpt(lab.folder, line)
+    assert result.code == 1, result
+    assert str(small_disk) in result.err
+    assert "is full" in result.err
+    refused = nanogpt(lab.folder, f"train --data-dir {folder} --dry-run")
+    assert refused.code == 2, refused
+    ballast.unlink()
+    assert nanogpt(lab.folder, line).code == 0
+    assert nanogpt(lab.folder, f"train --data-dir {folder} --dry-run").code == 0
+    assert strays(small_disk) == []
+
+
 def test_another_disk(lab: Lab, small_disk: Path) -> None:
     """A disk where the run should be, a link to one, and a folder on one."""
     itself = nanogpt(lab.folder, lab.line("cut").replace("runs/cut", str(small_disk)))
