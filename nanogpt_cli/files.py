@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -77,12 +78,20 @@ def disk_full_named(path: Path) -> Iterator[None]:
     except DiskFullError:
         raise
     except Exception as error:
-        causes = [cause for cause in _causes(error, handled) if isinstance(cause, OSError | NanogptError)]
+        causes = [cause for cause in map(_own_kind, _causes(error, handled)) if cause is not None]
         if any(isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT) for cause in causes):
             raise DiskFullError(errno.ENOSPC, "no space left on the disk", str(path)) from error
         if not causes or causes[0] is error:
             raise
         raise causes[0] from None
+
+
+def _own_kind(error: BaseException) -> OSError | NanogptError | None:
+    """An error of the operating system or of ours; libraries in Rust, such as safetensors, only tell its number."""
+    if isinstance(error, OSError | NanogptError):
+        return error
+    told = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(told[1]), os.strerror(int(told[1]))) if told else None
 
 
 def _causes(error: BaseException | None, last: BaseException | None) -> Iterator[BaseException]:

@@ -351,7 +351,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(SEARCH, max_examples=60)
+@settings(SEARCH, max_examples=40)
 @given(data=st.data())
 def test_any_content_is_refused_or_used(shared_lab: Lab, data: st.DataObject) -> None:
     """A whole file, well made, with nonsense in it: by an older version, by another program, or by hand."""

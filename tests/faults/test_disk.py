@@ -202,6 +202,16 @@ def test_preparing_on_a_small_disk(lab: Lab, small_disk: Path) -> None:
     assert strays(small_disk) == []
 
 
+def test_exporting_to_a_full_disk(lab: Lab, small_disk: Path) -> None:
+    line = lab.line("cut").replace("--n-embd=16", "--n-embd=128")
+    assert nanogpt(lab.folder, f"{line} --max-iters 1").code == 0
+    result = nanogpt(lab.folder, f"export runs/cut {small_disk / 'out'}")
+    assert result.code == 1, result
+    assert "Traceback" not in result.err
+    assert "is full" in result.err or "no space" in result.err.lower(), result
+    assert list(small_disk.iterdir()) == []
+
+
 def test_another_disk(lab: Lab, small_disk: Path) -> None:
     """A disk where the run should be, a link to one, and a folder on one."""
     itself = nanogpt(lab.folder, lab.line("cut").replace("runs/cut", str(small_disk)))
