@@ -200,7 +200,7 @@ def losses(clone: Path, rounds: int) -> list[Row]:
     return rows
 
 
-QUICK = ["--max-iters", "180", "--batch-size", "12"]
+QUICK = ["--max-iters", "200", "--batch-size", "12"]
 
 
 def starts(clone: Path, rounds: int) -> list[Row]:

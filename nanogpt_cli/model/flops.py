@@ -1,7 +1,7 @@
 """Sizes: parameters by part, FLOPs a token, memory and checkpoint by part. Formulas, nothing measured."""
 
 from nanogpt_cli.config.schema import ModelSettings
-from nanogpt_cli.model.attention import QUERIES
+from nanogpt_cli.model.attention import query_blocks
 from nanogpt_cli.model.loss import LOGITS_AT_ONCE, LOGITS_AT_ONCE_ELSEWHERE
 from nanogpt_cli.model.weights import parameter_shapes
 
@@ -82,7 +82,8 @@ def memory_estimate(
     tokens, C = batch_size * settings.block_size, settings.n_embd
     layer = 8 * C + 14 * C * w
     if device == "cpu":
-        seen = settings.n_head * (settings.block_size + QUERIES) // 2
+        blocks = query_blocks(settings.block_size)
+        seen = settings.n_head * sum((end - start) * end for start, end in blocks) // settings.block_size
         layer += seen * w + (2 * (seen + 2 * C) if settings.dropout else 0)
     logits = min(tokens * (settings.vocab_size or 0), LOGITS_AT_ONCE.get(device, LOGITS_AT_ONCE_ELSEWHERE))
     return {

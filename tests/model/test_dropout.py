@@ -80,7 +80,7 @@ def test_nothing_is_done_without_dropout() -> None:
 def test_attention_on_the_cpu_is_torchs(T: int, dtype: torch.dtype, near: float) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 3, T, 8).to(dtype).requires_grad_() for _ in range(3))
-    assert attention.QUERIES < 200, "the longest has several blocks"
+    assert len(attention.query_blocks(200)) > 1, "the longest has several blocks"
     out = attend(q, k, v, 0.4)
     out.square().sum().backward()
     ours = [out.detach(), q.grad, k.grad, v.grad]
@@ -93,7 +93,7 @@ def test_attention_on_the_cpu_is_torchs(T: int, dtype: torch.dtype, near: float)
         assert (mine.float() - theirs.float()).abs().max() <= near * (1 + theirs.abs().max())
 
 
-@pytest.mark.parametrize("T", [1, 70])
+@pytest.mark.parametrize("T", [1, 150])
 def test_dropped_attention_has_the_gradients_of_its_own_function(T: int) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, T, 4, dtype=torch.float64).requires_grad_() for _ in range(3))

@@ -61,7 +61,7 @@ def test_activations_of_gpt2_by_hand() -> None:
     token = 8 * 768 + 2 * (2 * 768 + 3 * 768 + 768 + 2 * 4 * 768)  # stream; norms, q k v, attention, MLP in bfloat16
     estimate = memory_estimate(GPT2, 2, "adamw", "bfloat16", device="cuda")
     assert estimate["activations"] == 2 * 1024 * 12 * token
-    weights_seen = 12 * (1024 + 64) // 2
+    weights_seen = 12 * (256 + 512 + 768 + 1024) // 4
     estimate = memory_estimate(GPT2, 2, "adamw", "bfloat16", device="cpu")
     assert estimate["activations"] == 2 * 1024 * 12 * (token + 2 * weights_seen)
 
