@@ -67,7 +67,7 @@ def checkpoint_bytes(settings: ModelSettings, optimizer: str) -> dict[str, int]:
 
 
 def memory_estimate(
-    settings: ModelSettings, batch_size: int, optimizer: str, dtype: str, *, device: str = "cpu"
+    settings: ModelSettings, batch_size: int, optimizer: str, dtype: str, *, device: str
 ) -> dict[str, int]:
     """Bytes one device needs to train with micro-batches of `batch_size` rows, by part; an estimate for eager mode.
 

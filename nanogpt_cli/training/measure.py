@@ -21,6 +21,7 @@ from nanogpt_cli.data.token_files import DataSet
 from nanogpt_cli.model.flops import flops_per_token, memory_estimate
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.training.device import Compute, choose_compute, memory_gib, synchronize
+from nanogpt_cli.training.memory import free_memory
 from nanogpt_cli.training.optimizers import Optimizer
 from nanogpt_cli.training.plan import LONG_RUN_FLOPS
 
@@ -230,19 +231,6 @@ def largest_batch(config: Config, architecture: ModelSettings, compute: Compute)
         rows += step if bytes_for(rows + step) <= MEMORY_SHARE * free else 0
         step //= 2
     return rows
-
-
-def free_memory() -> int | None:
-    """Bytes of memory that this program can still have; None where the system does not say."""
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return None
-    fields = dict(line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines())
-    free = int(fields["MemAvailable"].split()[0]) * 1024
-    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
-    if limit.exists() and limit.read_text().strip() != "max":  # a container has less than its machine
-        free = min(free, int(limit.read_text()) - int(used.read_text()))
-    return free
 
 
 def profile(config: Config, architecture: ModelSettings, compute: Compute, *, batch_size: int, folder: Path) -> Path:

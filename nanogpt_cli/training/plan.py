@@ -18,9 +18,10 @@ from nanogpt_cli.model.flops import checkpoint_bytes, flops_per_token, memory_es
 from nanogpt_cli.model.peaks import peak_tflops
 from nanogpt_cli.training.checkpoints import Checkpoint
 from nanogpt_cli.training.device import Compute, choose_compute, device_name, measure_peak_flops
+from nanogpt_cli.training.init_from import initial_weights
+from nanogpt_cli.training.memory import free_memory, memory_of
 from nanogpt_cli.training.place import Place
 from nanogpt_cli.training.processes import check_gpus, choose_backend
-from nanogpt_cli.training.sharding import host_memory
 
 ALONE = Place()
 Row = tuple[str, str, str]  # label, value, where it comes from
@@ -84,7 +85,9 @@ class Plan:
     def memory(self) -> dict[str, int]:
         """Bytes that one process is expected to need, by part; an estimate."""
         c, compute = self.config, self.compute
-        found = memory_estimate(self.architecture, self.split.micro_batch, c.optim.optimizer, compute.dtype_name)
+        found = memory_estimate(
+            self.architecture, self.split.micro_batch, c.optim.optimizer, compute.dtype_name, device=compute.device.type
+        )
         if self.sharded:
             found |= {part: found[part] // self.split.world_size for part in ("weights", "gradients", "moments")}
         return found
@@ -237,10 +240,22 @@ def plan_run(
         notes=list(data_set.notes),
         peak=find_peak(config, compute),
     )
+    _check_batch(plan)
     plan.warnings += _warnings(plan)
     if config.system.parallel == "fsdp":
         _check_sharding(plan)
     return plan
+
+
+def _check_batch(plan: Plan) -> None:
+    """Refuse rows whose token ids alone, before any model, are more than the machine can hold."""
+    needed, free = 8 * plan.split.micro_batch * (plan.architecture.block_size + 1), free_memory()
+    if free is not None and needed > free:
+        raise UserError(
+            f"--batch-size {plan.config.train.batch_size}: the token ids of {plan.split.micro_batch:,} rows alone take "
+            f"{needed / 2**30:,.1f} GiB, {free / 2**30:,.1f} GiB are free. More rows a step in the same memory: "
+            "--gradient-accumulation-steps."
+        )
 
 
 def _check_sharding(plan: Plan) -> None:
@@ -255,7 +270,7 @@ def _check_sharding(plan: Plan) -> None:
         )
     if plan.compute.dtype == torch.float16:
         raise UserError("--parallel fsdp with float16: use --dtype bfloat16 or float32.")
-    needed, free = sum(checkpoint_bytes(plan.architecture, "adamw").values()), host_memory()
+    needed, free = sum(checkpoint_bytes(plan.architecture, "adamw").values()), free_memory()
     size = f"rank 0 puts each checkpoint together in {needed / 2**30:,.2f} GiB of memory"
     if free is None:
         plan.notes.append(size)
@@ -271,44 +286,6 @@ def _with_vocabulary(model: ModelSettings, data_set: DataSet, derived: Derived) 
         return model
     derived.note("vocab_size", data_set.vocab_size, data_set.vocab_source)
     return dataclasses.replace(model, vocab_size=data_set.vocab_size)
-
-
-def initial_weights(layered: Layered, data_set: DataSet) -> tuple[ModelSettings, dict[str, torch.Tensor]]:
-    """The architecture of `init_from`, and its weights.
-
-    The context may be cropped and dropout chosen. Architecture settings of a layer below the one that names init_from
-    (a preset's below a flag) yield to the weights; any other that differs is refused, and so is data of another
-    tokenizer.
-    """
-    from nanogpt_cli.model.weights import crop_block_size
-    from nanogpt_cli.training.loading import check_reads, load_model
-
-    config, origins = layered.config, layered.origins
-    assert config.train.init_from is not None
-    loaded = load_model(config.train.init_from, device="cpu")
-    check_reads(loaded, data_set)
-    theirs, weights = loaded.model.config, loaded.model.state_dict()
-    ours = config.model
-    meant = [f.name for f in dataclasses.fields(ours) if _height(origins, f.name) >= _height(origins, "init_from")]
-    clashes = [
-        f"{name} = {getattr(ours, name)} (the weights have {getattr(theirs, name)})"
-        for name in meant
-        if name not in ("dropout", "block_size") and getattr(ours, name) != getattr(theirs, name)
-    ]
-    if clashes:
-        raise UserError(
-            f"init_from {config.train.init_from} fixes the architecture; these settings contradict it: "
-            f"{'; '.join(clashes)}. Leave them out."
-        )
-    if "block_size" in meant or ("block_size" in origins and ours.block_size < theirs.block_size):
-        theirs, weights = crop_block_size(theirs, weights, ours.block_size, config.train.init_from)
-    return dataclasses.replace(theirs, dropout=ours.dropout), weights
-
-
-def _height(origins: dict[str, str], name: str) -> int:
-    """The layer a setting comes from: 0 default, 1 preset, 2 config file, 3 flag."""
-    origin = origins.get(name)
-    return 0 if origin is None else 3 if origin == "flag" else 1 if origin.startswith("preset ") else 2
 
 
 def find_peak(config: Config, compute: Compute) -> tuple[float, str] | None:
@@ -335,21 +312,13 @@ def _warnings(plan: Plan) -> list[str]:
             f"the decay ended at step {s.lr_decay_iters:,}: the rate stays at {s.min_lr:g}. "
             "To decay over the longer run add --lr-decay-iters."
         )
-    needed, there = sum(plan.memory.values()), memory_there(plan.compute.device)
+    needed, there = sum(plan.memory.values()), memory_of(plan.compute.device)
     if there is not None and needed > there:
         found.append(
             f"about {needed / 2**30:,.1f} GiB of memory are expected to be needed, {there / 2**30:,.1f} GiB are there. "
             "A smaller --batch-size with more --gradient-accumulation-steps takes the same tokens a step"
         )
     return found
-
-
-def memory_there(device: torch.device) -> int | None:
-    """Bytes of a GPU, or those that are free for a CPU; None where that is not known."""
-    if device.type == "cuda":
-        total: int = torch.cuda.get_device_properties(device).total_memory  # asking what is free would itself take some
-        return total
-    return host_memory() if device.type == "cpu" else None
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

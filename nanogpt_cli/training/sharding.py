@@ -6,7 +6,6 @@ and under the names of the bare module.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -78,14 +77,3 @@ def load_own(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy this rank's part of whole weights into the model; of a memory-mapped file no more than that is read."""
     for name, parameter in model.named_parameters():
         own(parameter).copy_(own_rows(weights[name], parameter))
-
-
-def host_memory() -> int | None:
-    """Bytes of memory this process may still take, also under a container's limit; None where that is not known."""
-    known, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
-    if not known.exists():
-        return None
-    free = next(1024 * int(line.split()[1]) for line in known.read_text().splitlines() if "MemAvailable" in line)
-    if limit.exists() and limit.read_text().strip() != "max":
-        free = min(free, int(limit.read_text()) - int(limit.with_name("memory.current").read_text()))
-    return free

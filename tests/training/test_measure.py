@@ -9,6 +9,7 @@ from nanogpt_cli.config.layers import combine, flag_layer
 from nanogpt_cli.config.schema import Config
 from nanogpt_cli.training import measure
 from nanogpt_cli.training.device import Compute
+from nanogpt_cli.training.memory import free_memory
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_the_largest_batch_follows_free_memory(
 
 
 def test_free_memory_is_no_fantasy() -> None:
-    free = measure.free_memory()
+    free = free_memory()
     assert free is None or 10**6 < free < 10**14
 
 

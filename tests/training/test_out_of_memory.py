@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from nanogpt_cli.config.schema import Config
-from nanogpt_cli.errors import NanogptError
+from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.model.gpt import GPT
-from nanogpt_cli.training import plan as plan_module
 from nanogpt_cli.training.out_of_memory import is_out_of_memory, named, smaller_batch
 from tests.training.conftest import Runner
 
@@ -91,7 +90,14 @@ def test_a_smaller_batch_keeps_the_rows(batch: int, accumulation: int) -> None:
 
 
 def test_a_plan_warns_before_memory_is_short(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "host_memory", lambda: 1 << 30)
+    monkeypatch.setattr("nanogpt_cli.training.memory.free_memory", lambda: 1 << 30)
     assert runs.plan("small").warnings == []
     (warning,) = runs.plan("large", batch_size=100_000).warnings
     assert "GiB of memory are expected to be needed, 1.0 GiB are there. A smaller --batch-size" in warning
+
+
+def test_rows_that_cannot_even_be_drawn_are_refused(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"--batch-size 1000000000000: the token ids of 1,000,000,000,000 rows alone"):
+        runs.plan("absurd", batch_size=10**12)
+    monkeypatch.setattr("nanogpt_cli.training.plan.free_memory", lambda: None)  # a system that does not say
+    assert runs.plan("absurd", batch_size=10**12).split.micro_batch == 10**12

@@ -217,7 +217,7 @@ def test_memory_for_a_checkpoint_on_rank_0_is_told(runs: Runner, monkeypatch: py
     plan = runs.plan("run", parallel="fsdp", gpus=2)
     assert any("rank 0 puts each checkpoint together" in note for note in plan.notes)
     assert ("processes", "2 on this machine", "FSDP: each keeps a share of the model; gloo") in plan.groups()[-1][1]
-    monkeypatch.setattr("nanogpt_cli.training.plan.host_memory", lambda: 1000)
+    monkeypatch.setattr("nanogpt_cli.training.plan.free_memory", lambda: 1000)
     warned = runs.plan("run", parallel="fsdp", gpus=2).warnings
     assert any("saving will fail" in warning for warning in warned)
     assert any("nothing to share out" in warning for warning in runs.plan("run", parallel="fsdp").warnings)
