@@ -42,12 +42,17 @@ def test_chunks_give_the_loss_and_gradients_of_the_whole(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_chunks_under_autocast(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_chunks_under_autocast(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, compiled: bool) -> None:
     monkeypatch.setitem(loss.LOGITS_AT_ONCE, "cpu", 200)
+    function = next_token_loss
+    if compiled:
+        torch.compiler.reset()
+        function = torch.compile(next_token_loss, backend="aot_eager", fullgraph=True)
     x, head, targets = inputs()
-    expected = torch.autograd.grad(plain(x, head, targets, 0.0), (x, head))
+    expected = torch.autograd.grad(plain(x, head, targets, 3.0), (x, head))
     with torch.autocast("cpu", dtype):
-        value = next_token_loss(x, head, targets, 0.0, "mean")
+        value = function(x, head, targets, 3.0, "mean")
     assert value.dtype == torch.float32
     scale = 2.0**16  # of a gradient scaler: gradients of a mean must not underflow before it
     for ours, theirs in zip(torch.autograd.grad(scale * value, (x, head)), expected, strict=True):
