@@ -102,32 +102,15 @@ def _moments(state: dict[str, Any], tensors: dict[str, Tensor], source: str) -> 
 def training_tables(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """nanoGPT's training settings under our sections; what has no meaning here is left out.
 
-    Its accumulation counts over all ranks, as ours does. It makes one update more
-    than max_iters says.
+    Its accumulation counts over all ranks, as ours does. It makes one update more than max_iters says.
     """
-    kept: dict[str, tuple[str, ...]] = {
-        "data": ("dataset",),
-        "optim": (
-            "learning_rate",
-            "min_lr",
-            "warmup_iters",
-            "lr_decay_iters",
-            "weight_decay",
-            "beta1",
-            "beta2",
-            "grad_clip",
-        ),
-        "train": (
-            "batch_size",
-            "gradient_accumulation_steps",
-            "max_iters",
-            "eval_interval",
-            "eval_iters",
-            "log_interval",
-        ),
-        "log": ("wandb_project", "wandb_run_name"),
+    kept = {
+        "data": "dataset",
+        "optim": "learning_rate min_lr warmup_iters lr_decay_iters weight_decay beta1 beta2 grad_clip",
+        "train": "batch_size gradient_accumulation_steps max_iters eval_interval eval_iters log_interval",
+        "log": "wandb_project wandb_run_name",
     }
-    tables = {section: {k: config[k] for k in keys if k in config} for section, keys in kept.items()}
+    tables = {section: {k: config[k] for k in keys.split() if k in config} for section, keys in kept.items()}
     tables["data"]["sampling"] = "random"
     if config.get("decay_lr") is False:
         for key in ("min_lr", "warmup_iters", "lr_decay_iters"):

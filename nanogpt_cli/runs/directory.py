@@ -39,12 +39,17 @@ class RunDirectory:
         self.log_file = self.logs / "train.log"
         self.environment = self.logs / "environment.toml"
 
-    def __repr__(self) -> str:
-        return f"RunDirectory({self.path})"
-
     def milestone(self, step: int) -> Path:
         """The checkpoint that `keep_every` keeps."""
         return self.path / f"ckpt-{step:06d}.pt"
+
+    def named_checkpoint(self, word: str | Path, allowed: str) -> Path:
+        """The file that `--checkpoint` means, by its path or its name in the run; UserError lists what there is."""
+        for path in (Path(word), self.path / word):
+            if path.is_file():
+                return path
+        there = ", ".join(sorted(path.name for path in self.path.glob("*.pt"))) or "none"
+        raise UserError(f"--checkpoint {word}: {allowed}. Files in {self.path}: {there}.")
 
 
 def create_run(
@@ -135,11 +140,6 @@ def read_config(run: RunDirectory) -> dict[str, Any]:
     return read_toml(run.config)
 
 
-def read_tokenizer(run: RunDirectory) -> dict[str, Any] | None:
-    """The table of tokenizer.toml, None for a run without; UserError if it is damaged."""
-    return read_toml(run.tokenizer) if run.tokenizer.exists() else None
-
-
 def new_run_path(root: Path, base: str) -> Path:
     """The first free name of base, base-2, base-3... in `root`."""
     path, number = root / base, 1
@@ -170,7 +170,7 @@ def find_run(word: str, root: Path = RUNS) -> RunDirectory:
         # a run may have lost its config.toml; False, not an error, for a name that no file system takes
         if any(map(os.path.exists, (run.config, run.checkpoint))):
             return run
-    alike = [run for name, run in names.items() if _plain_name(name) == _plain_name(word)]
+    alike = [run for name, run in names.items() if plain_name(name) == plain_name(word)]
     if len(alike) == 1:
         return alike[0]
     if os.path.isfile(path) and RunDirectory(path.parent).config.exists():  # noqa: PTH113
@@ -182,7 +182,8 @@ def find_run(word: str, root: Path = RUNS) -> RunDirectory:
     raise UserError(f"{word}: no such run.{did_you_mean(path.name, list(names))}{listed}")
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
+    """The same for all names that are alike."""
     return name.replace("_", "-")
 
 

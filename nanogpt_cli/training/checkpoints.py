@@ -182,6 +182,12 @@ def non_finite(state: dict[str, torch.Tensor]) -> str | None:
     return None
 
 
+def refuse_non_finite(state: dict[str, torch.Tensor], source: str, what: str) -> None:
+    """Raise UserError if a tensor of `source` holds NaN or infinity."""
+    if broken := non_finite(state):
+        raise UserError(f"{source}: the {what} hold NaN or infinity ({broken}). Use an earlier checkpoint.")
+
+
 def latest_state(
     last: Path, previous: Path, stranger: Callable[[Checkpoint], str] = lambda checkpoint: ""
 ) -> tuple[Checkpoint | None, Path | None, str]:

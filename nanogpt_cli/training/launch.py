@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,9 @@ class _Ranks:
     def run(self) -> NanogptError | None:
         """Launch, watch and wait; the error to tell, None after success."""
         thread = threading.Thread(target=self._run_agent, daemon=True)
+        os.environ.update(self._variables())  # for the workers, which the agent starts
         with (
             tempfile.TemporaryDirectory(prefix="nanogpt-", ignore_cleanup_errors=True) as logs,
-            _environment(self._variables()),
             StopSignals(lambda name: None) as signals,
         ):
             self.logs = Path(logs)
@@ -213,18 +213,3 @@ def _leave_panel() -> None:
     """A rank that was killed could not leave its panel: show the cursor, and go on below."""
     if sys.stderr.isatty():
         print("\x1b[0m\x1b[?25h", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Set variables for the processes started meanwhile."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -12,16 +12,16 @@ from nanogpt_cli.training.checkpoints import Checkpoint, latest_state, load_chec
 
 
 @dataclass(frozen=True)
-class Newest:
-    """The newest state of a run; None and no path for a run that was killed before its first save."""
+class Source:
+    """A training state to go on from."""
 
-    checkpoint: Checkpoint | None
+    checkpoint: Checkpoint | None  # None: the run was killed before its first save
     path: Path | None
     settings: Layer
     problems: tuple[str, ...] = ()  # what is wrong with config.toml or a newer checkpoint
 
 
-def newest_state(run: RunDirectory) -> Newest:
+def newest_state(run: RunDirectory) -> Source:
     """The newest checkpoint that is whole and this run's own, and the settings that hold.
 
     config.toml is what the user sees and may edit; the checkpoint's settings stand in for a damaged one.
@@ -52,13 +52,13 @@ def newest_state(run: RunDirectory) -> Newest:
             )
         if layer is None:
             raise UserError(f"{wrong} There is no checkpoint that could tell the settings.")
-        return Newest(None, None, layer)
+        return Source(None, None, layer)
     problems = [f"{problem} {_fallback(run, path, checkpoint['step'])}"] if problem else []
     if wrong:
         layer = Layer(f"the checkpoint {path}", checkpoint["config"])
         problems.append(f"{wrong} The settings of {path.name} are used instead.")
     assert layer is not None
-    return Newest(checkpoint, path, layer, tuple(problems))
+    return Source(checkpoint, path, layer, tuple(problems))
 
 
 def _fallback(run: RunDirectory, path: Path, step: int) -> str:
