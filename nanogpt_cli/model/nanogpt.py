@@ -40,8 +40,8 @@ def from_nanogpt(content: dict[str, Any], source: str) -> NanoGPTCheckpoint:
         UserError: a part is missing or of a wrong type, or tensors do not fit; names them.
     """
     settings = _settings(content["model_args"], source)
-    named = {name: _our_name(name) for name in content["model"]}
-    tensors = {ours: content["model"][theirs] for theirs, ours in named.items() if _is_weight(ours)}
+    named = {_our_name(name): tensor for name, tensor in content["model"].items()}
+    tensors = {name: tensor for name, tensor in named.items() if name != HEAD and not name.endswith(MASK)}
     check_shapes(shapes_of(tensors), parameter_shapes(settings), source)
     config = content.get("config") or {}
     best = content.get("best_val_loss")
@@ -76,10 +76,6 @@ def _our_name(name: str) -> str:
     while name.startswith(WRAPPERS):  # compiled and wrapped in DDP: either may be outermost
         name = name.split(".", 1)[1]
     return name.removeprefix(PREFIX)
-
-
-def _is_weight(name: str) -> bool:
-    return name != HEAD and not name.endswith(MASK)
 
 
 def _moments(state: dict[str, Any], tensors: dict[str, Tensor], source: str) -> Moments | None:

@@ -164,22 +164,28 @@ def find_run(word: str, root: Path = RUNS) -> RunDirectory:
     Raises:
         UserError: there is none; names what was found instead, or the nearest run.
     """
-    path = Path(word)
-    names = {run.name: run for run in list_runs(root)}
+    path, runs = Path(word), list_runs(root)
     for run in (RunDirectory(path), RunDirectory(root / word)):
         # a run may have lost its config.toml; False, not an error, for a name that no file system takes
         if any(map(os.path.exists, (run.config, run.checkpoint))):
             return run
-    alike = [run for name, run in names.items() if plain_name(name) == plain_name(word)]
-    if len(alike) == 1:
-        return alike[0]
+    if named := run_named(word, runs):
+        return named
     if os.path.isfile(path) and RunDirectory(path.parent).config.exists():  # noqa: PTH113
         raise UserError(f"{word} is a file of a run. Name the run itself: {typed(path.parent)}")
     for place in (path, root / word):
         if os.path.isdir(place):  # noqa: PTH112
             raise UserError(f"{place} is no run directory: it has no config.toml.")
+    names = [run.name for run in runs]
     listed = f" Runs in {root}/: {', '.join(names)}." if names else f" There are no runs in {root}/."
-    raise UserError(f"{word}: no such run.{did_you_mean(path.name, list(names))}{listed}")
+    raise UserError(f"{word}: no such run.{did_you_mean(path.name, names)}{listed}")
+
+
+def run_named(word: str, runs: list[RunDirectory]) -> RunDirectory | None:
+    """The run of that name, else the only one whose name is alike."""
+    exact = [run for run in runs if run.name == word]
+    alike = exact or [run for run in runs if plain_name(run.name) == plain_name(word)]
+    return alike[0] if len(alike) == 1 else None
 
 
 def plain_name(name: str) -> str:

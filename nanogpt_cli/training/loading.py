@@ -22,7 +22,7 @@ from nanogpt_cli.model.hub import CONFIG, GPT2_MODELS, WEIGHTS, hub_directory
 from nanogpt_cli.model.hugging_face import read_folder
 from nanogpt_cli.model.nanogpt import from_nanogpt
 from nanogpt_cli.model.weights import build_model
-from nanogpt_cli.runs.directory import RUNS, RunDirectory, list_runs, plain_name
+from nanogpt_cli.runs.directory import RUNS, RunDirectory, list_runs, plain_name, run_named
 from nanogpt_cli.training.checkpoints import damage, is_nanogpt, own_checkpoint, read_torch_file, refuse_non_finite
 
 GPT2_IDS, GPT2_EOT = 50_257, 50_256
@@ -108,14 +108,14 @@ def find_model(word: str) -> Path | str:
             f"{word} is a folder, but no model: it has no config.toml (a run), no {CONFIG} (Hugging Face) "
             "and no ckpt.pt (nanoGPT)."
         )
-    runs = {run.name: run.path for run in list_runs()}
-    for name, run in runs.items():
-        if plain_name(name) == plain_name(word):
-            return run
+    runs = list_runs()
+    if run := run_named(word, runs):
+        return run.path
     if plain_name(word) in GPT2_MODELS:
         return plain_name(word)
-    near = did_you_mean(word, [*runs, *GPT2_MODELS])
-    there = f"runs in {RUNS}/: {', '.join(runs) or 'none'}; names: {', '.join(GPT2_MODELS)}"
+    names = [run.name for run in runs]
+    near = did_you_mean(word, [*names, *GPT2_MODELS])
+    there = f"runs in {RUNS}/: {', '.join(names) or 'none'}; names: {', '.join(GPT2_MODELS)}"
     raise UserError(f"{word}: no such model.{near} There is no such path; {there}.")
 
 

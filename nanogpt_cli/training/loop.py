@@ -147,7 +147,7 @@ class Training:
         if scaler.is_enabled():
             for part in optimizer.torch_optimizers():
                 scaler.unscale_(part)
-        norm = self._clip()
+        norm = optimizer.clip(self.state.facts.config.optim.grad_clip, add=self.processes.sum)
         stop = float(self.signals.signum is not None and self.processes.several)
         wishes = torch.tensor([stop, float(self._minutes_are_up())], device=loss.device)
         shared = self.processes.sum(torch.cat([(loss / self.processes.world_size).reshape(1), wishes]))
@@ -157,15 +157,6 @@ class Training:
             scaler.update()
         optimizer.zero_grad()
         return torch.stack([shared[0], norm, skip, shared[1], shared[2]])
-
-    def _clip(self) -> Tensor:
-        parameters, limit = list(self.state.optimizer.parameters.values()), self.state.facts.config.optim.grad_clip
-        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if self.state.optimizer.sharded:
-            norm = self.processes.sum(norm.square()).sqrt()
-        if limit:
-            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-        return norm
 
     def settle(self, leave: int = 0) -> None:
         """Look at updates in flight, oldest first, until `leave` are left."""

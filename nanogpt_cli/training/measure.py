@@ -94,10 +94,7 @@ class Bench:
     def update(self) -> None:
         """Clip, apply and drop the gradients."""
         self.optimizer.take_gradients()
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
-        if self.config.optim.grad_clip:
-            nn.utils.clip_grads_with_norm_(self.model.parameters(), self.config.optim.grad_clip, norm)
+        self.optimizer.clip(self.config.optim.grad_clip)
         self.optimizer.step(self.not_skipped)
         self.optimizer.zero_grad()
 

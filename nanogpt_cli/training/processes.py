@@ -51,11 +51,6 @@ class Processes:
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
-    def barrier(self) -> None:
-        """Wait for everyone."""
-        if self.several:
-            dist.barrier()
-
     def from_main(self, value: T) -> T:
         """What rank 0 gave, on every rank; plain values only."""
         if not self.several:

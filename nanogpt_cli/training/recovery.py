@@ -1,7 +1,9 @@
 """What of a run can be trusted after files were damaged, swapped or lost, and what can still be used."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.schema import SECTIONS, Config, settings
@@ -80,12 +82,19 @@ def config_layer(run: RunDirectory) -> Layer:
     return Layer(str(run.config), tables)
 
 
+def fixed_differences(before: Config, now: Config) -> Iterator[tuple[str, Any, Any]]:
+    """The settings that a run keeps and that differ, each with both values."""
+    for name, known in settings().items():
+        old, new = getattr(getattr(before, known.section), name), getattr(getattr(now, known.section), name)
+        if known.resume == "fixed" and old != new:
+            yield name, old, new
+
+
 def _stranger(checkpoint: Checkpoint, config: Config) -> str:
     """Why a checkpoint cannot be of the run with these settings; empty if it can."""
     saved = combine(Layer("the checkpoint", checkpoint["config"])).config
-    for name, known in settings().items():
-        theirs, ours = getattr(getattr(saved, known.section), name), getattr(getattr(config, known.section), name)
-        if known.resume == "fixed" and theirs != ours and None not in (theirs, ours):
+    for name, theirs, ours in fixed_differences(saved, config):
+        if None not in (theirs, ours):
             return f"not of this run: its {name} is {theirs}, that of config.toml {ours}"
     return ""
 

@@ -8,7 +8,7 @@ import torch
 
 from nanogpt_cli.config.derived import Schedule, schedule_of
 from nanogpt_cli.config.layers import Layer, combine
-from nanogpt_cli.config.schema import Config, ModelSettings, settings
+from nanogpt_cli.config.schema import Config, ModelSettings
 from nanogpt_cli.data.tokens import difference
 from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.model.nanogpt import NanoGPTCheckpoint, from_nanogpt
@@ -16,7 +16,7 @@ from nanogpt_cli.runs.directory import RunDirectory, find_run
 from nanogpt_cli.training.checkpoints import Checkpoint, is_nanogpt, load_training_state, read_torch_file
 from nanogpt_cli.training.form import Progress
 from nanogpt_cli.training.plan import Plan, differences, plan_run
-from nanogpt_cli.training.recovery import Source, best_problem, newest_state
+from nanogpt_cli.training.recovery import Source, best_problem, fixed_differences, newest_state
 from nanogpt_cli.training.state import Facts, as_checkpoint
 
 SCHEDULE_SETTINGS = ("schedule", "learning_rate", "min_lr", "warmup_iters", "lr_decay_iters")
@@ -117,13 +117,11 @@ def _forked(saved: Checkpoint) -> Checkpoint:
 
 
 def _refuse_fixed(before: Config, now: Config, who: str, vocab_size: int | None = None) -> None:
+    if before.model.vocab_size is None and now.model.vocab_size is not None:
+        before = before.replace("model", vocab_size=vocab_size)  # what followed from the data set
     changed = []
-    for name, known in settings().items():
-        old, new = getattr(getattr(before, known.section), name), getattr(getattr(now, known.section), name)
-        if name == "vocab_size" and new is not None:
-            old = old or vocab_size  # what followed from the data set
-        told = old is not None or name in ("vocab_size", "init_from")  # the others only say what the data set is
-        if known.resume == "fixed" and old != new and told:
+    for name, old, new in fixed_differences(before, now):
+        if old is not None or name in ("vocab_size", "init_from"):  # the others only say what the data set is
             changed.append(f"{name} = {new}, but {who} {'none' if old is None else old}")
     if changed:
         raise UserError(

@@ -169,29 +169,8 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
     model = state.model if plan.sharded else processes.wrap(state.model, plan.compute)
     if plan.compute.compile and not plan.sharded:
         _compile(plan, model, view)
-    progress, vocab_size = state.progress, plan.architecture.vocab_size or 0
-    peak, peak_source = plan.peak or (None, "")
-    shown = Start(
-        run_name=run.name,
-        first_step=progress.step,
-        max_iters=plan.config.train.max_iters,
-        tokens_per_step=plan.tokens_per_step,
-        vocab_size=vocab_size,
-        device=plan.compute.describe(),
-        peak_tflops=peak / 1e12 if peak else None,
-        peak_source=peak_source,
-        best_loss=progress.best_loss,
-    )
-    clock = StepClock(
-        plan.tokens_per_step,
-        flops_per_token(plan.architecture),
-        peak * processes.world_size if peak else None,
-        progress.time_s,
-    )
-
-    def windows(tokens: Tokens) -> Windows:
-        return Windows(tokens, evaluation_offsets(tokens.count, plan.architecture.block_size, plan.eval_windows))
-
+    progress = state.progress
+    all_peaks = plan.peak[0] * processes.world_size if plan.peak else None
     with contextlib.ExitStack() as stack:
         metrics = MetricsLog(run.metrics if processes.main else Path(os.devnull))
         stack.enter_context(contextlib.closing(metrics))
@@ -204,7 +183,7 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
                 plan.split,
                 processes.rank,
                 first_row=progress.rows,
-                vocab_size=vocab_size,
+                vocab_size=plan.architecture.vocab_size or 0,
                 device=plan.compute.device,
             )
         )
@@ -214,19 +193,38 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
             split=plan.split,
             batches=batches,
             order=plan.order,
-            train_windows=windows(plan.data_set.train),
-            val_windows=windows(plan.data_set.val),
+            train_windows=_windows(plan, plan.data_set.train),
+            val_windows=_windows(plan, plan.data_set.val),
             compute=plan.compute,
             processes=processes,
             run=run,
             view=view,
             metrics=metrics,
             trackers=trackers,
-            clock=clock,
+            clock=StepClock(plan.tokens_per_step, flops_per_token(plan.architecture), all_peaks, progress.time_s),
             saved=(progress.step, progress.evaluated_step),
         )
-        training.train(shown)
+        training.train(_what_is_shown(plan, run, progress))
     return Outcome(run, progress.step, progress.best_loss)
+
+
+def _windows(plan: Plan, tokens: Tokens) -> Windows:
+    return Windows(tokens, evaluation_offsets(tokens.count, plan.architecture.block_size, plan.eval_windows))
+
+
+def _what_is_shown(plan: Plan, run: RunDirectory, progress: Progress) -> Start:
+    peak, source = plan.peak or (None, "")
+    return Start(
+        run_name=run.name,
+        first_step=progress.step,
+        max_iters=plan.config.train.max_iters,
+        tokens_per_step=plan.tokens_per_step,
+        vocab_size=plan.architecture.vocab_size or 0,
+        device=plan.compute.describe(),
+        peak_tflops=peak / 1e12 if peak else None,
+        peak_source=source,
+        best_loss=progress.best_loss,
+    )
 
 
 def build_state(plan: Plan, processes: Processes) -> TrainingState:
