@@ -137,15 +137,16 @@ def measure(
     micro = [bench.timed(lambda: bench.micro_steps(many)) / many for _ in range(repeats)]
     stages = _stages(bench, max(1, min(BLOCKS, int(seconds / 2 / once))))
     micro_steps = -(-config.train.batch_size * config.train.gradient_accumulation_steps // batch_size)
-    step_s = micro_steps * statistics.median(micro) + stages["optimizer"]
+    micro_s = statistics.median(micro)
+    step_s = micro_steps * micro_s + stages["optimizer"]
     tokens = batch_size * micro_steps * architecture.block_size
     data_s = None if data_set is None else micro_steps * _reading(data_set, config, architecture, batch_size)
     return Measurement(
         batch_size=batch_size,
         micro_steps=micro_steps,
         tokens_per_step=tokens,
-        micro_ms=1000 * statistics.median(micro),
-        spread=(max(micro) - min(micro)) / statistics.median(micro),
+        micro_ms=1000 * micro_s,
+        spread=(max(micro) - min(micro)) / micro_s,
         step_ms=1000 * step_s,
         tokens_per_s=tokens / step_s,
         flops_per_s=tokens / step_s * flops_per_token(architecture),

@@ -38,11 +38,8 @@ def newest_state(run: RunDirectory) -> Source:
     except UserError as error:
         wrong = str(error)
 
-    def stranger(checkpoint: Checkpoint) -> str:
-        return "" if config is None else _stranger(checkpoint, config)
-
     try:
-        checkpoint, path, problem = latest_state(run.checkpoint, run.previous, stranger)
+        checkpoint, path, problem = latest_state(run.checkpoint, run.previous, lambda found: _stranger(found, config))
     except UserError as error:
         raise UserError(f"{error}{_still_usable(run)}") from None
     if checkpoint is None or path is None:
@@ -90,8 +87,10 @@ def fixed_differences(before: Config, now: Config) -> Iterator[tuple[str, Any, A
             yield name, old, new
 
 
-def _stranger(checkpoint: Checkpoint, config: Config) -> str:
-    """Why a checkpoint cannot be of the run with these settings; empty if it can."""
+def _stranger(checkpoint: Checkpoint, config: Config | None) -> str:
+    """Why a checkpoint cannot be of the run with these settings; empty if it can, or if they are not known."""
+    if config is None:
+        return ""
     saved = combine(Layer("the checkpoint", checkpoint["config"])).config
     for name, theirs, ours in fixed_differences(saved, config):
         if None not in (theirs, ours):

@@ -65,15 +65,19 @@ def plan_resume(
     _refuse_other_data(plan, saved)
     plan.notes += [f"changed {change}" for change in differences(before.to_toml(), layered.config.to_toml())]
     plan.warnings += source.problems
+    _warn_of_flat_end(plan)
+    if not plan.makes_run:
+        _forget_lost_best(plan, saved)
+    return plan
+
+
+def _warn_of_flat_end(plan: Plan) -> None:
     s, last = plan.schedule, plan.config.train.max_iters
     if s.shape != "constant" and last > s.lr_decay_iters:
         plan.warnings.append(
             f"the decay ends at step {s.lr_decay_iters:,}, the run at {last:,}: "
             f"in between the rate stays at {s.min_lr:g}. To decay over the longer run add --lr-decay-iters."
         )
-    if not plan.makes_run:
-        _forget_lost_best(plan, saved)
-    return plan
 
 
 def _forget_lost_best(plan: Plan, saved: Checkpoint) -> None:

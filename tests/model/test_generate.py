@@ -15,18 +15,9 @@ from nanogpt_cli.errors import NanogptError
 from nanogpt_cli.model.decode import Decoder, FrozenLinear
 from nanogpt_cli.model.generate import Sampling, draw, generate
 from nanogpt_cli.model.gpt import GPT
-from tests.models import random_model
+from tests.models import MODERN, random_model
 
 SETTINGS = ModelSettings(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=40)
-MODERN: dict[str, Any] = {
-    "activation": "relu2",
-    "position": "rotary",
-    "norm": "rmsnorm",
-    "qk_norm": True,
-    "embed_norm": True,
-    "tie_weights": False,
-    "logit_softcap": 15.0,
-}
 KINDS: list[dict[str, Any]] = [{}, {"bias": False, "dropout": 0.5}, MODERN, {"block_size": 1}, {"block_size": 7}]
 
 
