@@ -67,14 +67,7 @@ def export_model(
     temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=folder.parent))
     try:
         with disk_full_named(folder):
-            if foreign:
-                _save(temporary, tensors)
-                description = {"model_type": OURS, "eos_token_id": eot, "torch_dtype": _name(dtype)}
-                _write_json(temporary / CONFIG, description | {OURS: asdict(settings)})
-            else:
-                _save(temporary, _as_gpt2(settings, tensors, dtype))
-                _write_json(temporary / CONFIG, gpt2_config(settings, eot, dtype))
-                _write_json(temporary / "generation_config.json", {"bos_token_id": eot, "eos_token_id": eot})
+            _write_model(temporary, settings, tensors, eot, dtype)
             for name, content in tokenizer_files.items():
                 (temporary / name).write_bytes(content)
             _make_durable(temporary)
@@ -122,6 +115,19 @@ def _prepared(
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _write_model(
+    folder: Path, settings: ModelSettings, tensors: dict[str, Tensor], eot: int | None, dtype: torch.dtype
+) -> None:
+    if foreign_switches(settings):
+        _save(folder, tensors)
+        description = {"model_type": OURS, "eos_token_id": eot, "torch_dtype": _name(dtype)}
+        _write_json(folder / CONFIG, description | {OURS: asdict(settings)})
+    else:
+        _save(folder, _as_gpt2(settings, tensors, dtype))
+        _write_json(folder / CONFIG, gpt2_config(settings, eot, dtype))
+        _write_json(folder / "generation_config.json", {"bos_token_id": eot, "eos_token_id": eot})
 
 
 def _as_gpt2(settings: ModelSettings, tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
