@@ -15,6 +15,15 @@ from nanogpt_cli.training.checkpoints import FORMAT, save_checkpoint
 
 ALPHABET = CharTokenizer("\n abcdefghijklmnop")  # 18 characters
 SETTINGS = ModelSettings(n_layer=2, n_head=2, n_embd=16, block_size=16, vocab_size=18)
+MODERN: dict[str, Any] = {  # every switch that makes a model something else than GPT-2
+    "activation": "relu2",
+    "position": "rotary",
+    "norm": "rmsnorm",
+    "qk_norm": True,
+    "embed_norm": True,
+    "tie_weights": False,
+    "logit_softcap": 15.0,
+}
 
 
 def random_weights(settings: ModelSettings, seed: int = 0, scale: float = 0.3) -> dict[str, torch.Tensor]:

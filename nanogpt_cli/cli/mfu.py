@@ -59,10 +59,10 @@ def mfu(
     """
     subject = _find(what, flag_layer(flags))
     from nanogpt_cli.training import out_of_memory
-    from nanogpt_cli.training.measure import compute_for, largest_batch, measure
+    from nanogpt_cli.training.measure import largest_batch, measure
     from nanogpt_cli.training.measure import profile as trace
     from nanogpt_cli.training.measure import sweep as measured_at_all
-    from nanogpt_cli.training.plan import find_peak
+    from nanogpt_cli.training.plan import compute_for, find_peak
 
     config, architecture = subject.config, subject.architecture
     compute = compute_for(config, architecture)

@@ -6,7 +6,6 @@ CUDA a step is one captured graph instead of hundreds of launches.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -140,28 +139,38 @@ class Decoder:
         """
         ids, place = tokens.clone(), torch.tensor([self.layers[0].length], device=self.device)
 
-        def work() -> Tensor:
+        def work() -> Tensor:  # a repetition writes the same place again
             for layer in self.layers:
                 layer.place = place
             return self.model.logits(self.model.stream(ids, self.layers, place)[:, -1])
 
-        def go(newest: Tensor, run: Callable[[], Any], out: Tensor | None) -> Tensor:
+        run = _recorded(work) if graph else work
+
+        def step(newest: Tensor) -> Tensor:
             ids.copy_(newest)
             place.fill_(self.layers[0].length)
-            result = run()
+            out = run()
             for layer in self.layers:
                 layer.length += 1
-            return result if out is None else out
+            return out
 
-        if not graph:
-            return lambda newest: go(newest, work, None)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):  # picks kernels before the recording; each writes the same place again
-                work()
-        torch.cuda.current_stream().wait_stream(side)
-        recorded = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(recorded):
-            out = work()
-        return lambda newest: go(newest, recorded.replay, out)
+        return step
+
+
+def _recorded(work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """`work` as a CUDA graph, to be run again on what then stands where it reads; it must do no harm when repeated."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):  # picks kernels before the recording
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = work()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return out
+
+    return replay

@@ -67,8 +67,7 @@ def export_model(
     temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=folder.parent))
     try:
         with disk_full_named(folder):
-            write = _write_own if foreign else _write_gpt2
-            write(temporary, settings, tensors, eot, dtype)
+            _write_model(temporary, settings, tensors, eot, dtype)
             for name, content in tokenizer_files.items():
                 (temporary / name).write_bytes(content)
             _make_durable(temporary)
@@ -118,15 +117,24 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _write_gpt2(
+def _write_model(
     folder: Path, settings: ModelSettings, tensors: dict[str, Tensor], eot: int | None, dtype: torch.dtype
 ) -> None:
+    if foreign_switches(settings):
+        _save(folder, tensors)
+        description = {"model_type": OURS, "eos_token_id": eot, "torch_dtype": _name(dtype)}
+        _write_json(folder / CONFIG, description | {OURS: asdict(settings)})
+    else:
+        _save(folder, _as_gpt2(settings, tensors, dtype))
+        _write_json(folder / CONFIG, gpt2_config(settings, eot, dtype))
+        _write_json(folder / "generation_config.json", {"bos_token_id": eot, "eos_token_id": eot})
+
+
+def _as_gpt2(settings: ModelSettings, tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tensors by Hugging Face's names and in its orientation, with the biases that its readers expect."""
     with_biases = parameter_shapes(replace(settings, bias=True))
     zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in with_biases.items() if name not in tensors}
-    stored = {(n if n == HEAD else PREFIX + n): to_stored(n, t) for n, t in (tensors | zeros).items()}
-    _save(folder, stored)
-    _write_json(folder / CONFIG, gpt2_config(settings, eot, dtype))
-    _write_json(folder / "generation_config.json", {"bos_token_id": eot, "eos_token_id": eot})
+    return {(n if n == HEAD else PREFIX + n): to_stored(n, t) for n, t in (tensors | zeros).items()}
 
 
 def gpt2_config(settings: ModelSettings, eot: int | None, dtype: torch.dtype) -> dict[str, Any]:
@@ -151,14 +159,6 @@ def gpt2_config(settings: ModelSettings, eot: int | None, dtype: torch.dtype) ->
         "torch_dtype": _name(dtype),
         OURS: asdict(settings),
     }
-
-
-def _write_own(
-    folder: Path, settings: ModelSettings, tensors: dict[str, Tensor], eot: int | None, dtype: torch.dtype
-) -> None:
-    _save(folder, tensors)
-    description = {"model_type": OURS, "eos_token_id": eot, "torch_dtype": _name(dtype), OURS: asdict(settings)}
-    _write_json(folder / CONFIG, description)
 
 
 def _save(folder: Path, tensors: dict[str, Tensor]) -> None:

@@ -1,35 +1,29 @@
 """Sizes: parameters by part, FLOPs a token, memory and checkpoint by part. Formulas, nothing measured."""
 
+import math
+
 from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.model.attention import query_blocks
 from nanogpt_cli.model.loss import LOGITS_AT_ONCE, LOGITS_AT_ONCE_ELSEWHERE
 from nanogpt_cli.model.weights import parameter_shapes
 
 FLOAT32 = 4  # bytes
+PARTS = {  # by a piece of a parameter's name
+    "wte.": "token embedding",
+    "wpe.": "position embedding",
+    ".attn.": "attention",
+    ".mlp.": "mlp",
+    "ln_": "norms",
+    "lm_head.": "head",
+}
 
 
 def parameter_table(settings: ModelSettings) -> dict[str, int]:
     """Parameters by part; vocab_size must be set. A tied head has none of its own."""
-    table = {"token embedding": 0, "position embedding": 0, "attention": 0, "mlp": 0, "norms": 0, "head": 0}
+    table = dict.fromkeys(PARTS.values(), 0)
     for name, shape in parameter_shapes(settings).items():
-        count = 1
-        for size in shape:
-            count *= size
-        table[_part(name)] += count
+        table[next(part for piece, part in PARTS.items() if piece in name)] += math.prod(shape)
     return {part: count for part, count in table.items() if count}
-
-
-def _part(name: str) -> str:
-    for piece, part in (
-        ("wte.", "token embedding"),
-        ("wpe.", "position embedding"),
-        ("lm_head.", "head"),
-        (".attn.", "attention"),
-        (".mlp.", "mlp"),
-    ):
-        if piece in name:
-            return part
-    return "norms"
 
 
 def flops_per_token(settings: ModelSettings, *, causal: bool = False) -> float:
@@ -49,15 +43,11 @@ def flops_per_token(settings: ModelSettings, *, causal: bool = False) -> float:
 
 def moments_bytes(settings: ModelSettings, optimizer: str) -> int:
     """float32 moments: two a parameter for AdamW, one for the block matrices that Muon updates."""
-    shapes = parameter_shapes(settings)
     total = 0
-    for name, shape in shapes.items():
-        count = 1
-        for size in shape:
-            count *= size
+    for name, shape in parameter_shapes(settings).items():
         muon = optimizer == "muon" and name.startswith("h.") and len(shape) == 2
-        total += FLOAT32 * count * (1 if muon else 2)
-    return total
+        total += (1 if muon else 2) * math.prod(shape)
+    return FLOAT32 * total
 
 
 def checkpoint_bytes(settings: ModelSettings, optimizer: str) -> dict[str, int]:

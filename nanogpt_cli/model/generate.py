@@ -34,7 +34,7 @@ class Sampling:
 
 
 def generate(
-    model: GPT | Decoder,
+    model: GPT,
     prompt: Sequence[int],
     num_samples: int,
     sampling: Sampling,
@@ -48,7 +48,6 @@ def generate(
     When block_size positions are filled, the oldest half is dropped and the rest computed again.
 
     Args:
-        model: a GPT, or a Decoder to pack the weights once for several prompts (`dtype` is then the decoder's).
         token_limit: ids from here on are never drawn: rows of a padded table that no token uses.
         cached: keep keys and values. Without, every step computes all positions: the same tokens in float32, slowly.
         dtype: of the matrix products; None is float32.
@@ -56,7 +55,7 @@ def generate(
     Raises:
         NanogptError: the logits are not finite.
     """
-    decoder = model if isinstance(model, Decoder) else Decoder(model, dtype)
+    decoder = Decoder(model, dtype)
     block_size = decoder.block_size
     rows = torch.tensor([list(prompt)[-block_size:]], device=decoder.device)  # (1 or num_samples, T)
     capacity = min(block_size, rows.shape[1] + sampling.max_new_tokens)

@@ -64,7 +64,8 @@ def read_folder(folder: Path) -> tuple[ModelSettings, dict[str, Tensor]]:
         return settings, tensors
     settings = gpt2_settings(config, folder / CONFIG)
     tensors = {name: t for name, t in _stored(folder) if name != HEAD or not settings.tie_weights}
-    expected = {name: stored_shape(name, shape) for name, shape in parameter_shapes(settings).items()}
+    shapes = parameter_shapes(settings)
+    expected = {name: shape[::-1] if name.endswith(TRANSPOSED) else shape for name, shape in shapes.items()}
     check_shapes(shapes_of(tensors), expected, str(folder))
     if OURS in config and not _own_settings(config, folder).bias:
         settings, tensors = _without_zero_biases(settings, tensors)
@@ -122,11 +123,6 @@ def _own_settings(config: dict[str, Any], folder: Path) -> ModelSettings:
         return ModelSettings(**config[OURS])
     except (KeyError, TypeError, UserError) as error:
         raise UserError(f"{folder / CONFIG}: the table {OURS!r} is damaged: {error}") from None
-
-
-def stored_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape under which Hugging Face stores one of our parameters; its own inverse."""
-    return shape[::-1] if name.endswith(TRANSPOSED) else shape
 
 
 def to_stored(name: str, tensor: Tensor) -> Tensor:

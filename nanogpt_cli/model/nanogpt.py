@@ -40,8 +40,8 @@ def from_nanogpt(content: dict[str, Any], source: str) -> NanoGPTCheckpoint:
         UserError: a part is missing or of a wrong type, or tensors do not fit; names them.
     """
     settings = _settings(content["model_args"], source)
-    named = {name: _our_name(name) for name in content["model"]}
-    tensors = {ours: content["model"][theirs] for theirs, ours in named.items() if _is_weight(ours)}
+    named = {_our_name(name): tensor for name, tensor in content["model"].items()}
+    tensors = {name: tensor for name, tensor in named.items() if name != HEAD and not name.endswith(MASK)}
     check_shapes(shapes_of(tensors), parameter_shapes(settings), source)
     config = content.get("config") or {}
     best = content.get("best_val_loss")
@@ -78,10 +78,6 @@ def _our_name(name: str) -> str:
     return name.removeprefix(PREFIX)
 
 
-def _is_weight(name: str) -> bool:
-    return name != HEAD and not name.endswith(MASK)
-
-
 def _moments(state: dict[str, Any], tensors: dict[str, Tensor], source: str) -> Moments | None:
     """AdamW's state by parameter name; torch numbers it by group: first all matrices, then all vectors."""
     order = [n for n, t in tensors.items() if t.dim() >= 2] + [n for n, t in tensors.items() if t.dim() < 2]
@@ -102,32 +98,15 @@ def _moments(state: dict[str, Any], tensors: dict[str, Tensor], source: str) -> 
 def training_tables(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """nanoGPT's training settings under our sections; what has no meaning here is left out.
 
-    Its accumulation counts over all ranks, as ours does. It makes one update more
-    than max_iters says.
+    Its accumulation counts over all ranks, as ours does. It makes one update more than max_iters says.
     """
-    kept: dict[str, tuple[str, ...]] = {
-        "data": ("dataset",),
-        "optim": (
-            "learning_rate",
-            "min_lr",
-            "warmup_iters",
-            "lr_decay_iters",
-            "weight_decay",
-            "beta1",
-            "beta2",
-            "grad_clip",
-        ),
-        "train": (
-            "batch_size",
-            "gradient_accumulation_steps",
-            "max_iters",
-            "eval_interval",
-            "eval_iters",
-            "log_interval",
-        ),
-        "log": ("wandb_project", "wandb_run_name"),
+    kept = {
+        "data": "dataset",
+        "optim": "learning_rate min_lr warmup_iters lr_decay_iters weight_decay beta1 beta2 grad_clip",
+        "train": "batch_size gradient_accumulation_steps max_iters eval_interval eval_iters log_interval",
+        "log": "wandb_project wandb_run_name",
     }
-    tables = {section: {k: config[k] for k in keys if k in config} for section, keys in kept.items()}
+    tables = {section: {k: config[k] for k in keys.split() if k in config} for section, keys in kept.items()}
     tables["data"]["sampling"] = "random"
     if config.get("decay_lr") is False:
         for key in ("min_lr", "warmup_iters", "lr_decay_iters"):

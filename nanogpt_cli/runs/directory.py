@@ -39,12 +39,17 @@ class RunDirectory:
         self.log_file = self.logs / "train.log"
         self.environment = self.logs / "environment.toml"
 
-    def __repr__(self) -> str:
-        return f"RunDirectory({self.path})"
-
     def milestone(self, step: int) -> Path:
         """The checkpoint that `keep_every` keeps."""
         return self.path / f"ckpt-{step:06d}.pt"
+
+    def named_checkpoint(self, word: str | Path, allowed: str) -> Path:
+        """The file that `--checkpoint` means, by its path or its name in the run; UserError lists what there is."""
+        for path in (Path(word), self.path / word):
+            if path.is_file():
+                return path
+        there = ", ".join(sorted(path.name for path in self.path.glob("*.pt"))) or "none"
+        raise UserError(f"--checkpoint {word}: {allowed}. Files in {self.path}: {there}.")
 
 
 def create_run(
@@ -135,11 +140,6 @@ def read_config(run: RunDirectory) -> dict[str, Any]:
     return read_toml(run.config)
 
 
-def read_tokenizer(run: RunDirectory) -> dict[str, Any] | None:
-    """The table of tokenizer.toml, None for a run without; UserError if it is damaged."""
-    return read_toml(run.tokenizer) if run.tokenizer.exists() else None
-
-
 def new_run_path(root: Path, base: str) -> Path:
     """The first free name of base, base-2, base-3... in `root`."""
     path, number = root / base, 1
@@ -164,25 +164,32 @@ def find_run(word: str, root: Path = RUNS) -> RunDirectory:
     Raises:
         UserError: there is none; names what was found instead, or the nearest run.
     """
-    path = Path(word)
-    names = {run.name: run for run in list_runs(root)}
+    path, runs = Path(word), list_runs(root)
     for run in (RunDirectory(path), RunDirectory(root / word)):
         # a run may have lost its config.toml; False, not an error, for a name that no file system takes
         if any(map(os.path.exists, (run.config, run.checkpoint))):
             return run
-    alike = [run for name, run in names.items() if _plain_name(name) == _plain_name(word)]
-    if len(alike) == 1:
-        return alike[0]
+    if named := run_named(word, runs):
+        return named
     if os.path.isfile(path) and RunDirectory(path.parent).config.exists():  # noqa: PTH113
         raise UserError(f"{word} is a file of a run. Name the run itself: {typed(path.parent)}")
     for place in (path, root / word):
         if os.path.isdir(place):  # noqa: PTH112
             raise UserError(f"{place} is no run directory: it has no config.toml.")
+    names = [run.name for run in runs]
     listed = f" Runs in {root}/: {', '.join(names)}." if names else f" There are no runs in {root}/."
-    raise UserError(f"{word}: no such run.{did_you_mean(path.name, list(names))}{listed}")
+    raise UserError(f"{word}: no such run.{did_you_mean(path.name, names)}{listed}")
 
 
-def _plain_name(name: str) -> str:
+def run_named(word: str, runs: list[RunDirectory]) -> RunDirectory | None:
+    """The run of that name, else the only one whose name is alike."""
+    exact = [run for run in runs if run.name == word]
+    alike = exact or [run for run in runs if plain_name(run.name) == plain_name(word)]
+    return alike[0] if len(alike) == 1 else None
+
+
+def plain_name(name: str) -> str:
+    """The same for all names that are alike."""
     return name.replace("_", "-")
 
 

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "numpy", "tiktoken", "typer", "rich")
+PACKAGES = ("nanogpt-cli", "torch", "numpy", "tiktoken", "typer", "rich")
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -26,12 +26,8 @@ def environment(device: str) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpus": os.cpu_count() or 0,
         **_git(),
-        "versions": {"nanogpt-cli": _version("nanogpt-cli"), "python": platform.python_version(), **_packages()},
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
     }
-
-
-def _packages() -> dict[str, str]:
-    return {name: _version(name) for name in PACKAGES}
 
 
 def _version(name: str) -> str:

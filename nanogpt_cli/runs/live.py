@@ -158,7 +158,7 @@ class LiveView(PlainView):
         step, last = report.step if report else start.first_step, start.max_iters
         yield "step", _beside(ProgressBar(total=last, completed=step), f"{step:,} / {last:,}  {step / last:4.0%}")
         now = f"  now {number(report.loss, '.4f')}" if report else ""
-        yield "loss", _beside(Spark(self._loss), Text.assemble((number(self._loss.smoothed, ".4f"), "bold"), now))
+        yield "loss", _beside(self._loss, Text.assemble((number(self._loss.smoothed, ".4f"), "bold"), now))
         losses = f"{evaluation.val_loss:.4f}  train {evaluation.train_loss:.4f}" if evaluation else "-"
         yield "val", losses + self._best
         yield from self._step_rows(report) if report else ((label, "-") for label in ("lr", "speed", "MFU"))
@@ -185,7 +185,10 @@ def _beside(wide: RenderableType, text: RenderableType) -> RenderableType:
 
 
 class History:
-    """The losses of a whole run in at most 256 numbers: when they are full, neighbours are averaged."""
+    """The losses of a whole run in at most 256 numbers: when they are full, neighbours are averaged.
+
+    It draws itself as wide as there is room.
+    """
 
     LIMIT = 256
 
@@ -208,6 +211,9 @@ class History:
             self.points = [(a + b) / 2 for a, b in zip(self.points[::2], self.points[1::2], strict=True)]
             self._stride *= 2
 
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(self.bars(options.max_width, ASCII_BARS if options.ascii_only else BARS), style="cyan")
+
     def bars(self, width: int, levels: str) -> str:
         """The points as at most `width` bars, the highest tenth cut off: a run starts so high."""
         count = min(width, len(self.points))
@@ -217,13 +223,3 @@ class History:
         top = len(levels) - 1
         span = max(high - low, 1e-12)
         return "".join(levels[min(top, int((mean - low) / span * top + 0.5))] for mean in means)
-
-
-class Spark:
-    """A `History` drawn as wide as there is room."""
-
-    def __init__(self, history: History) -> None:
-        self.history = history
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(self.history.bars(options.max_width, ASCII_BARS if options.ascii_only else BARS), style="cyan")

@@ -59,7 +59,8 @@ def lock(folder: Path) -> Iterator[None]:
             hint = f" If that process is gone for certain, delete {path}." if gone else ""
             who = other or "another process"
             raise UserError(f"{folder} is in use by {who}. Wait for it, stop it, or start another run.{hint}")
-        _write(file, json.dumps(asdict(_me())).encode())
+        me = Holder(socket.gethostname(), os.getpid(), _started(os.getpid()))
+        _write(file, json.dumps(asdict(me)).encode())
         try:
             yield
         finally:
@@ -111,10 +112,6 @@ else:
         except OSError as error:
             return True if error.errno in _HELD else None
         return False
-
-
-def _me() -> Holder:
-    return Holder(socket.gethostname(), os.getpid(), _started(os.getpid()))
 
 
 def _started(pid: int) -> str:

@@ -3,8 +3,8 @@
 Readable in black and white and for colour-blind people: Okabe and Ito's colours, each with its own dashes and marker.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from nanogpt_cli.runs.directory import RunDirectory
 from nanogpt_cli.runs.metrics import read_metrics
 
 Axis = Literal["steps", "tokens", "time"]
+Curves = defaultdict[str, list[tuple[int, float]]]  # of one run, by name: (step, value) pairs in order
 FORMATS = (".png", ".svg")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
@@ -22,24 +23,13 @@ MOST_POINTS = 2000
 _KEYS = {"steps": "step", "tokens": "tokens", "time": "time_s"}
 
 
-@dataclass
-class Curves:
-    """What the metrics of one run hold, by step: (step, value) pairs in order."""
-
-    name: str
-    series: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-
-    def __getitem__(self, key: str) -> list[tuple[int, float]]:
-        return self.series.get(key, [])
-
-
 def read_curves(run: RunDirectory) -> Curves:
     """All numbers of metrics.jsonl, each key its own curve. An evaluation's train_loss is not the steps' loss."""
-    curves = Curves(run.name)
+    curves: Curves = defaultdict(list)
     for line in read_metrics(run.metrics):
         for key, value in line.items():
             if isinstance(value, int | float):
-                curves.series.setdefault(key, []).append((line["step"], float(value)))
+                curves[key].append((line["step"], float(value)))
     return curves
 
 
@@ -66,16 +56,16 @@ def draw(runs: Sequence[RunDirectory], out: Path, axis: Axis = "steps") -> None:
     metadata = {"Date": None} if form == "svg" else {}
     with matplotlib.rc_context({"svg.hashsalt": "nanogpt", "font.size": 10}):  # the same curves, the same bytes
         figure = Figure(figsize=(7, 7.5), layout="constrained")
-        _fill(figure, curves, axis)
+        _fill(figure, [run.name for run in runs], curves, axis)
         atomic_write(out, lambda file: figure.savefig(file, format=form, dpi=150, metadata=metadata))
 
 
-def _fill(figure: Any, curves: Sequence[Curves], axis: Axis) -> None:
+def _fill(figure: Any, names: Sequence[str], curves: Sequence[Curves], axis: Axis) -> None:
     loss, rate, speed = figure.subplots(3, 1, sharex=True, height_ratios=(5, 2, 2))
-    for number, one in enumerate(curves):
+    for number, (name, one) in enumerate(zip(names, curves, strict=True)):
         colour = COLOURS[number % len(COLOURS)]
         dashes, marker = DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)]
-        label = f"{one.name}: " if len(curves) > 1 else ""
+        label = f"{name}: " if len(curves) > 1 else ""
         style = {"color": colour, "linestyle": dashes}
         loss.plot(*_xy(one, "loss", axis), **style, linewidth=1, alpha=0.55, label=f"{label}train")
         val = _xy(one, "val_loss", axis)

@@ -271,10 +271,9 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     whole = max(0, round(seconds))
-    for size, unit, below in ((86400, "d", "h"), (3600, "h", "m"), (60, "m", "s")):
+    for size, unit, small, small_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
         if whole >= size:
-            small = {"h": 3600, "m": 60, "s": 1}[below]
-            return f"{whole // size}{unit} {whole % size // small:02d}{below}"
+            return f"{whole // size}{unit} {whole % size // small:02d}{small_unit}"
     return f"{whole}s"
 
 

@@ -4,6 +4,7 @@
 """
 
 import errno
+import functools
 import os
 import pickle
 import shutil
@@ -37,12 +38,9 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path, *, previous: Path | None
     if shutil.disk_usage(path.parent).free < tensor_bytes(checkpoint):
         raise _no_room(checkpoint, path)
 
-    def keep_previous() -> None:
-        if previous is not None and path.exists():
-            link_or_copy(path, previous)
-
+    keep = functools.partial(link_or_copy, path, previous) if previous is not None and path.exists() else None
     try:
-        atomic_write(path, lambda file: torch.save(checkpoint, file), before_rename=keep_previous)
+        atomic_write(path, lambda file: torch.save(checkpoint, file), before_rename=keep)
     except DiskFullError:
         raise _no_room(checkpoint, path) from None
 
@@ -182,6 +180,12 @@ def non_finite(state: dict[str, torch.Tensor]) -> str | None:
     return None
 
 
+def refuse_non_finite(state: dict[str, torch.Tensor], source: str, what: str) -> None:
+    """Raise UserError if a tensor of `source` holds NaN or infinity."""
+    if broken := non_finite(state):
+        raise UserError(f"{source}: the {what} hold NaN or infinity ({broken}). Use an earlier checkpoint.")
+
+
 def latest_state(
     last: Path, previous: Path, stranger: Callable[[Checkpoint], str] = lambda checkpoint: ""
 ) -> tuple[Checkpoint | None, Path | None, str]:
@@ -196,17 +200,13 @@ def latest_state(
     if not last.exists() and not previous.exists():
         return None, None, ""
 
-    def load(path: Path) -> Checkpoint:
-        checkpoint = load_training_state(path)
-        if why := stranger(checkpoint):
-            raise UserError(f"{path}: {why}.")
-        return checkpoint
-
-    try:
-        return load(last), last, ""
-    except UserError as error:
-        problem = str(error)
-    try:
-        return load(previous), previous, problem
-    except UserError as error:
-        raise UserError(f"{problem}\n{error}\nNo checkpoint of this run can be used.") from None
+    problems: list[str] = []
+    for path in (last, previous):
+        try:
+            checkpoint = load_training_state(path)
+            if why := stranger(checkpoint):
+                raise UserError(f"{path}: {why}.")
+            return checkpoint, path, "".join(problems)
+        except UserError as error:
+            problems.append(str(error))
+    raise UserError("\n".join([*problems, "No checkpoint of this run can be used."]))

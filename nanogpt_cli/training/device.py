@@ -112,16 +112,14 @@ def _cuda_device(device: torch.device, asked: str, local_rank: int) -> torch.dev
 
 
 def _choose_dtype(asked: str, device: torch.device, model: ModelSettings) -> tuple[torch.dtype, str]:
+    if device.type == "cuda" and asked in ("auto", "bfloat16"):
+        capability = torch.cuda.get_device_capability(device)
+        shown = f"CUDA capability {capability[0]}.{capability[1]}"
+        if capability < (8, 0):
+            return torch.float16, f"{shown} has no bfloat16"
+        return torch.bfloat16, "as set" if asked == "bfloat16" else shown
     if asked != "auto":
-        dtype: torch.dtype = getattr(torch, asked)
-        if dtype == torch.bfloat16 and device.type == "cuda" and not _cuda_has_bfloat16(device):
-            return torch.float16, f"{device_name(device)} has no bfloat16; float16 instead"
-        return dtype, "as set"
-    if device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        if _cuda_has_bfloat16(device):
-            return torch.bfloat16, f"CUDA capability {major}.{minor}"
-        return torch.float16, f"CUDA capability {major}.{minor} has no bfloat16"
+        return getattr(torch, asked), "as set"
     if device.type == "mps":
         return torch.float32, "the dependable format on Apple GPUs"
     if not cpu_has_bfloat16():
@@ -129,10 +127,6 @@ def _choose_dtype(asked: str, device: torch.device, model: ModelSettings) -> tup
     if model.n_embd < CPU_BFLOAT16_WIDTH:
         return torch.float32, f"n_embd {model.n_embd} is too narrow for bfloat16 to pay on a CPU"
     return torch.bfloat16, "this CPU multiplies bfloat16 natively"
-
-
-def _cuda_has_bfloat16(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device)[0] >= 8
 
 
 def keep_freed_memory() -> None:

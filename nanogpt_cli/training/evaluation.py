@@ -1,26 +1,20 @@
 """Validation while training: the same windows every time, shared out over the ranks."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
+from nanogpt_cli.data.tokens import Tokens
 from nanogpt_cli.training.device import Compute, inference
 from nanogpt_cli.training.processes import Processes
 
 
-class TokenReader(Protocol):
-    """What is needed of a split's tokens."""
-
-    def read(self, offsets: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]: ...
-
-
 def windows_loss(
     model: nn.Module,
-    tokens: TokenReader,
+    tokens: Tokens,
     offsets: npt.NDArray[np.int64],
     *,
     block_size: int,
@@ -36,18 +30,17 @@ def windows_loss(
     """
     share = micro_batch * processes.world_size
     passes = -(-len(offsets) // share)
-    padded = np.resize(offsets, passes * share).reshape(passes, processes.world_size, micro_batch)[:, processes.rank]
-    counts = (np.arange(passes * share) < len(offsets)).reshape(passes, processes.world_size, micro_batch)
-    counts = counts[:, processes.rank]
-    total = torch.zeros(
-        (), dtype=torch.float32 if compute.device.type == "mps" else torch.float64, device=compute.device
-    )
+    shape = (passes, processes.world_size, micro_batch)
+    padded = np.resize(offsets, shape)[:, processes.rank]
+    counts = (np.arange(passes * share).reshape(shape) < len(offsets))[:, processes.rank]
+    dtype = torch.float32 if compute.device.type == "mps" else torch.float64  # which has no float64
+    total = torch.zeros((), dtype=dtype, device=compute.device)
     with inference(model):
         for rows, weights in zip(padded, counts, strict=True):
             progress()
             block = torch.from_numpy(tokens.read(rows, block_size + 1)).to(compute.device)
             with compute.autocast():
                 losses = model(block[:, :-1], block[:, 1:], reduction="none")
-            weight = torch.from_numpy(weights).to(compute.device, total.dtype)
-            total += (losses.mean(dim=1).to(total.dtype) * weight).sum()
+            weight = torch.from_numpy(weights).to(compute.device, dtype)
+            total += (losses.mean(dim=1).to(dtype) * weight).sum()
     return float(processes.sum(total).item()) / len(offsets)

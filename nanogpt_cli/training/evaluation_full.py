@@ -66,6 +66,8 @@ def evaluate_split(
         raise UserError(f"{tokens.paths[0]} has {tokens.count} tokens; at least 2 are needed to predict one.")
     block_size = model.config.block_size
     windows, rest = divmod(total, block_size)
+    # an id beyond the tokenizer has no bytes
+    table = None if byte_lengths is None else np.append(byte_lengths, np.int32(0))
     sums: list[npt.NDArray[np.float64]] = []  # nats of each window
     text_nats, text_bytes = 0.0, 0
     batches = [(first, min(batch_size, windows - first), block_size) for first in range(0, windows, batch_size)]
@@ -74,8 +76,8 @@ def evaluate_split(
             offsets = np.arange(first, first + count, dtype=np.int64) * block_size
             losses, targets = _losses(model, tokens, offsets, length, compute)  # both (count, length)
             sums.append(losses.sum(axis=1))
-            if byte_lengths is not None:  # end-of-text has no bytes: left out of both sums
-                known = _bytes_of(targets, byte_lengths)
+            if table is not None:  # end-of-text has no bytes: left out of both sums
+                known = table[np.minimum(targets, len(table) - 1)]
                 text_nats += float(losses[known > 0].sum())
                 text_bytes += int(known.sum())
             progress(first * block_size + count * length, total)
@@ -99,10 +101,3 @@ def _losses(
     with compute.autocast():
         losses = model(idx[:, :-1], idx[:, 1:], reduction="none")
     return losses.float().cpu().numpy().astype(np.float64), block[:, 1:]
-
-
-def _bytes_of(targets: npt.NDArray[np.int64], byte_lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """UTF-8 bytes of each target; an id beyond the tokenizer has none."""
-    table = np.append(byte_lengths, np.int32(0))
-    found: npt.NDArray[np.int32] = table[np.minimum(targets, len(byte_lengths))]
-    return found

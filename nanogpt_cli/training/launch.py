@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,9 @@ class _Ranks:
     def run(self) -> NanogptError | None:
         """Launch, watch and wait; the error to tell, None after success."""
         thread = threading.Thread(target=self._run_agent, daemon=True)
+        self._set_variables()
         with (
             tempfile.TemporaryDirectory(prefix="nanogpt-", ignore_cleanup_errors=True) as logs,
-            _environment(self._variables()),
             StopSignals(lambda name: None) as signals,
         ):
             self.logs = Path(logs)
@@ -121,13 +121,12 @@ class _Ranks:
         except Exception as error:  # handed over to the main thread
             self.crash = error
 
-    def _variables(self) -> dict[str, str]:
+    def _set_variables(self) -> None:
+        """For the workers, which inherit them."""
+        os.environ[LAUNCHER] = self.launcher.to_environment()
         threads = max(1, torch.get_num_threads() // self.count)
-        return {
-            LAUNCHER: self.launcher.to_environment(),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),  # all of them share the cores
-            "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),  # stack traces of lost sockets
-        }
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # all of them share the cores
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # stack traces of lost sockets
 
     def _pids(self) -> list[int]:
         workers = self.agent.get_worker_group().workers if self.agent else []
@@ -158,10 +157,8 @@ class _Ranks:
         if own or (told and not killed):
             return _as_told(min((own or told).values(), key=lambda data: float(data["time"])))
         rank, failure = next(iter((killed or self.failures).items()))
-        return RankDiedError(f"rank {self._number(rank)} {_death(failure.exitcode)}.{self._last_words(rank)}")
-
-    def _number(self, local_rank: int) -> int:
-        return self.launcher.machines.number * self.count + local_rank
+        number = self.launcher.machines.number * self.count + rank
+        return RankDiedError(f"rank {number} {_death(failure.exitcode)}.{self._last_words(rank)}")
 
     def _last_words(self, local_rank: int) -> str:
         lines = [
@@ -213,18 +210,3 @@ def _leave_panel() -> None:
     """A rank that was killed could not leave its panel: show the cursor, and go on below."""
     if sys.stderr.isatty():
         print("\x1b[0m\x1b[?25h", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Set variables for the processes started meanwhile."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -22,8 +22,8 @@ from nanogpt_cli.model.hub import CONFIG, GPT2_MODELS, WEIGHTS, hub_directory
 from nanogpt_cli.model.hugging_face import read_folder
 from nanogpt_cli.model.nanogpt import from_nanogpt
 from nanogpt_cli.model.weights import build_model
-from nanogpt_cli.runs.directory import RUNS, RunDirectory, list_runs
-from nanogpt_cli.training.checkpoints import damage, is_nanogpt, non_finite, own_checkpoint, read_torch_file
+from nanogpt_cli.runs.directory import RUNS, RunDirectory, list_runs, plain_name, run_named
+from nanogpt_cli.training.checkpoints import damage, is_nanogpt, own_checkpoint, read_torch_file, refuse_non_finite
 
 GPT2_IDS, GPT2_EOT = 50_257, 50_256
 GPT2_TABLES = (GPT2_IDS, 50_304)  # as released, and padded as nanoGPT does
@@ -73,9 +73,7 @@ def load_model(word: str, checkpoint: str = "best", device: str | torch.device =
         loaded = _from_folder(found)
     else:
         loaded = _from_file(found / "ckpt.pt" if found.is_dir() else found)
-    broken = non_finite(loaded.model.state_dict())
-    if broken:
-        raise UserError(f"{loaded.source}: the weights hold NaN or infinity ({broken}). Use an earlier checkpoint.")
+    refuse_non_finite(loaded.model.state_dict(), loaded.source, "weights")
     loaded.model.to(device)
     return loaded
 
@@ -110,19 +108,15 @@ def find_model(word: str) -> Path | str:
             f"{word} is a folder, but no model: it has no config.toml (a run), no {CONFIG} (Hugging Face) "
             "and no ckpt.pt (nanoGPT)."
         )
-    runs = {run.name: run.path for run in list_runs()}
-    for name, run in runs.items():
-        if _plain(name) == _plain(word):
-            return run
-    if _plain(word) in GPT2_MODELS:
-        return _plain(word)
-    near = did_you_mean(word, [*runs, *GPT2_MODELS])
-    there = f"runs in {RUNS}/: {', '.join(runs) or 'none'}; names: {', '.join(GPT2_MODELS)}"
+    runs = list_runs()
+    if run := run_named(word, runs):
+        return run.path
+    if plain_name(word) in GPT2_MODELS:
+        return plain_name(word)
+    names = [run.name for run in runs]
+    near = did_you_mean(word, [*names, *GPT2_MODELS])
+    there = f"runs in {RUNS}/: {', '.join(names) or 'none'}; names: {', '.join(GPT2_MODELS)}"
     raise UserError(f"{word}: no such model.{near} There is no such path; {there}.")
-
-
-def _plain(name: str) -> str:
-    return name.replace("_", "-")
 
 
 def _from_run(run: RunDirectory, checkpoint: str) -> LoadedModel:
@@ -145,11 +139,7 @@ def _choose(run: RunDirectory, checkpoint: str) -> tuple[Path, list[str]]:
         return run.checkpoint, [] if checkpoint == "last" else ["no evaluation yet, so no best.pt: the last checkpoint"]
     if checkpoint == "best":
         return run.best, []
-    for path in (Path(checkpoint), run.path / checkpoint):
-        if path.is_file():
-            return path, []
-    there = ", ".join(sorted(path.name for path in run.path.glob("*.pt"))) or "none"
-    raise UserError(f"--checkpoint {checkpoint}: best, last, or a file. Files in {run.path}: {there}.")
+    return run.named_checkpoint(checkpoint, "best, last, or a file"), []
 
 
 def _from_file(path: Path) -> LoadedModel:

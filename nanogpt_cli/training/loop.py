@@ -4,11 +4,13 @@ Every update is a pure function of the checkpoint before it and of (seed, step):
 never remembered. That is why a run can be cut anywhere and go on as if nothing had happened.
 """
 
+import itertools
 import math
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,15 +35,16 @@ from nanogpt_cli.training.signals import StopRequested, StopSignals
 from nanogpt_cli.training.speed import Reading, StepClock
 from nanogpt_cli.training.state import TrainingState
 
+# of a StepReport, what a line of metrics.jsonl holds beside step and loss
+LOGGED = ("lr", "grad_norm", "step_ms", "tokens_per_s", "mfu", "tokens", "epoch", "time_s", "skipped")
+
 
 @dataclass(frozen=True)
-class Evaluation:
-    """The windows that validation reads, the same for the whole run."""
+class Windows:
+    """What validation reads of a split, the same for the whole run."""
 
-    train: Tokens
-    val: Tokens
-    train_offsets: npt.NDArray[np.int64]
-    val_offsets: npt.NDArray[np.int64]
+    tokens: Tokens
+    offsets: npt.NDArray[np.int64]
 
 
 @dataclass
@@ -62,7 +65,8 @@ class Training:
     split: Split
     batches: Batches
     order: RowOrder
-    evaluation: Evaluation
+    train_windows: Windows
+    val_windows: Windows
     compute: Compute
     processes: Processes
     run: RunDirectory
@@ -94,16 +98,20 @@ class Training:
             self.view.start(start)  # it says that Ctrl-C saves: from here on that is true
             try:
                 while True:
-                    at_end = progress.step >= settings.max_iters
-                    if at_end or progress.step % settings.eval_interval == 0:
+                    if self.at_end or progress.step % settings.eval_interval == 0:
                         self.evaluate()
-                    if self._time_to_save(at_end):
-                        self.save(must=at_end)
-                    if at_end:
+                    if self._time_to_save():
+                        self.save(must=self.at_end)
+                    if self.at_end:
                         return
                     self.step()
             except StopRequested as stop:
                 self._save_and_stop(stop)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all updates are done."""
+        return self.state.progress.step >= self.state.facts.config.train.max_iters
 
     def step(self) -> None:
         """One update: forward and backward over every micro-batch, then the optimizer, then a look at the last one."""
@@ -139,7 +147,7 @@ class Training:
         if scaler.is_enabled():
             for part in optimizer.torch_optimizers():
                 scaler.unscale_(part)
-        norm = self._clip()
+        norm = optimizer.clip(self.state.facts.config.optim.grad_clip, add=self.processes.sum)
         stop = float(self.signals.signum is not None and self.processes.several)
         wishes = torch.tensor([stop, float(self._minutes_are_up())], device=loss.device)
         shared = self.processes.sum(torch.cat([(loss / self.processes.world_size).reshape(1), wishes]))
@@ -149,15 +157,6 @@ class Training:
             scaler.update()
         optimizer.zero_grad()
         return torch.stack([shared[0], norm, skip, shared[1], shared[2]])
-
-    def _clip(self) -> Tensor:
-        parameters, limit = list(self.state.optimizer.parameters.values()), self.state.facts.config.optim.grad_clip
-        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if self.state.optimizer.sharded:
-            norm = self.processes.sum(norm.square()).sqrt()
-        if limit:
-            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-        return norm
 
     def settle(self, leave: int = 0) -> None:
         """Look at updates in flight, oldest first, until `leave` are left."""
@@ -184,19 +183,18 @@ class Training:
         self.settle()
 
     def _check_finite(self, step: int, loss: float, norm: float, skipped: bool) -> None:
-        scaler = self.state.scaler
-        scaled = scaler.is_enabled()
-        if scaled and skipped and math.isfinite(loss) and scaler.get_scale() >= 1:
-            return  # the scale was too high: it has been lowered, and that is no error
         if not skipped:
             return
-        if scaled and math.isfinite(loss):
-            what = (
-                f"the loss scale fell below 1 at step {step}: float16 cannot hold these gradients. Try --dtype bfloat16"
-            )
+        scaler, lower = self.state.scaler, "Try a lower --learning-rate"
+        if not math.isfinite(loss):
+            what = f"the loss is {loss} at step {step}. {lower}"
+        elif not scaler.is_enabled():
+            what = f"the gradient norm is {norm} at step {step}. {lower}"
+        elif scaler.get_scale() >= 1:
+            return  # the scale was too high: it has been lowered, and that is no error
         else:
-            what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
-            what += f" at step {step}. Try a lower --learning-rate"
+            what = f"the loss scale fell below 1 at step {step}: float16 cannot hold these gradients. "
+            what += "Try --dtype bfloat16"
         raise NonFiniteError(f"Stopped: {what}.\nThe last good step is {step - 1}; {self._way_on()}")
 
     def _way_on(self) -> str:
@@ -225,21 +223,11 @@ class Training:
         progress.time_s = report.time_s
         self.view.step(report)
         if window_loss is not None:
-            line = {
-                "step": report.step,
-                "loss": window_loss,
-                "lr": report.lr,
-                "grad_norm": report.grad_norm,
-                "step_ms": report.step_ms,
-                "tokens_per_s": report.tokens_per_s,
-                "mfu": report.mfu,
-                "tokens": report.tokens,
-                "epoch": report.epoch,
-                "time_s": report.time_s,
-                "skipped": report.skipped,
-            }
-            self.metrics.append(line)
-            self.trackers.log(line)
+            self._log({"step": report.step, "loss": window_loss} | {name: getattr(report, name) for name in LOGGED})
+
+    def _log(self, line: dict[str, Any]) -> None:
+        self.metrics.append(line)
+        self.trackers.log(line)
 
     def evaluate(self) -> None:
         """Mean loss on both splits; a best one is saved, the training state first."""
@@ -247,16 +235,14 @@ class Training:
         if progress.step == progress.evaluated_step:
             return
         self.drain()
-        passes = [0, self._passes(self.evaluation.train_offsets) + self._passes(self.evaluation.val_offsets)]
+        total, done = self._passes(self.val_windows) + self._passes(self.train_windows), itertools.count()
 
         def tick() -> None:
             if not self.processes.several:
                 self.signals.check()
-            self.view.evaluating(*passes)
-            passes[0] += 1
+            self.view.evaluating(next(done), total)
 
-        val_loss = self._windows_loss(self.evaluation.val, self.evaluation.val_offsets, tick)
-        train_loss = self._windows_loss(self.evaluation.train, self.evaluation.train_offsets, tick)
+        val_loss, train_loss = (self._windows_loss(windows, tick) for windows in (self.val_windows, self.train_windows))
         if not math.isfinite(val_loss):
             what = f"the validation loss is {val_loss} after step {progress.step}"
             raise NonFiniteError(f"Stopped: {what}, which was not saved; {self._way_on()}")
@@ -265,12 +251,9 @@ class Training:
         best = before[0] is None or val_loss < before[0]
         if best:
             progress.best_loss, progress.best_step = val_loss, progress.step
-        line = {"step": progress.step, "val_loss": val_loss, "train_loss": train_loss}
-        self.metrics.append(line)
-        self.trackers.log(line)
+        self._log({"step": progress.step, "val_loss": val_loss, "train_loss": train_loss})
         self.view.evaluated(EvalReport(progress.step, val_loss, train_loss, best))
-        at_end = progress.step >= self.state.facts.config.train.max_iters
-        if best and not self.save(must=at_end, best=True):
+        if best and not self.save(must=self.at_end, best=True):
             progress.best_loss, progress.best_step = before  # the next evaluation may still become the best on disk
 
     @property
@@ -278,14 +261,14 @@ class Training:
         """The update that a resume would go on after."""
         return self.saved[0]
 
-    def _passes(self, offsets: npt.NDArray[np.int64]) -> int:
-        return -(-len(offsets) // (self.split.micro_batch * self.processes.world_size))
+    def _passes(self, windows: Windows) -> int:
+        return -(-len(windows.offsets) // (self.split.micro_batch * self.processes.world_size))
 
-    def _windows_loss(self, tokens: Tokens, offsets: npt.NDArray[np.int64], tick: Callable[[], None]) -> float:
+    def _windows_loss(self, windows: Windows, tick: Callable[[], None]) -> float:
         return windows_loss(
             self.model,
-            tokens,
-            offsets,
+            windows.tokens,
+            windows.offsets,
             block_size=self.state.facts.architecture.block_size,
             micro_batch=self.split.micro_batch,
             compute=self.compute,
@@ -293,13 +276,12 @@ class Training:
             progress=tick,
         )
 
-    def _time_to_save(self, at_end: bool) -> bool:
-        progress, settings = self.state.progress, self.state.facts.config.train
-        step = progress.step
-        if (step, progress.evaluated_step) == self.tried:
+    def _time_to_save(self) -> bool:
+        step, config = self.state.progress.step, self.state.facts.config
+        if (step, self.state.progress.evaluated_step) == self.tried:
             return False
-        milestone = settings.keep_every and step % settings.keep_every == 0
-        return bool(at_end or self.save_due or milestone or step % save_interval(self.state.facts.config) == 0)
+        milestone = config.train.keep_every and step % config.train.keep_every == 0
+        return bool(self.at_end or self.save_due or milestone or step % save_interval(config) == 0)
 
     def _minutes_are_up(self) -> bool:
         minutes = self.state.facts.config.train.save_minutes
@@ -324,21 +306,20 @@ class Training:
         def write() -> None:
             began = time.perf_counter()
             self.metrics.sync()
-            save_checkpoint(
-                checkpoint, self.run.checkpoint, previous=self.run.previous if settings.keep_previous else None
-            )
+            previous = self.run.previous if settings.keep_previous else None
+            save_checkpoint(checkpoint, self.run.checkpoint, previous=previous)
             self.view.saved(step, self.run.checkpoint, time.perf_counter() - began)
+
+        def write_milestone() -> None:
+            keep_milestone(self.run.checkpoint, self.run.milestone(step), step, settings.keep_every)
 
         def write_best() -> None:
             save_checkpoint(weights_only(checkpoint), self.run.best)
 
-        def link() -> None:
-            keep_milestone(self.run.checkpoint, self.run.milestone(step), step, settings.keep_every)
-
         if not self._written(f"Step {step}", write, must):
             return False
         self.saved = self.tried
-        self._written(f"The milestone of step {step}", link, must)
+        self._written(f"The milestone of step {step}", write_milestone, must)
         # ckpt.pt says that its own step is the best, so a kill here loses nothing
         return not best or self._written(f"best.pt of step {step}", write_best, must)
 

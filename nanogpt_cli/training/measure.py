@@ -4,6 +4,7 @@ An update is timed as training does it: forward and backward of each micro-batch
 device is waited for around blocks of micro-steps, not inside them; only the stages are timed with a wait after each.
 """
 
+import bisect
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -20,23 +21,16 @@ from nanogpt_cli.data.rows import RowOrder
 from nanogpt_cli.data.token_files import DataSet
 from nanogpt_cli.model.flops import flops_per_token, memory_estimate
 from nanogpt_cli.model.gpt import GPT
-from nanogpt_cli.training.device import Compute, choose_compute, memory_gib, synchronize
+from nanogpt_cli.training.device import Compute, memory_gib, synchronize
 from nanogpt_cli.training.memory import free_memory
 from nanogpt_cli.training.optimizers import Optimizer
-from nanogpt_cli.training.plan import LONG_RUN_FLOPS
 
 SECONDS = 8.0  # of measuring, about
 BLOCKS = 5  # medians are taken over at least so many timings, where one is short enough
 MEMORY_SHARE = 0.6  # of free memory that a batch may be expected to take where trying would be dangerous
 LONGEST = 15.0  # seconds of a micro-step after which a sweep goes no further
+MOST_ROWS = 1 << 20  # of a micro-batch; no machine holds as many
 PROFILED_STEPS = 3
-
-
-def compute_for(config: Config, architecture: ModelSettings) -> Compute:
-    """Device, dtype and compile as a training of this size would choose them."""
-    rows = config.train.batch_size * config.train.gradient_accumulation_steps * config.train.max_iters
-    total = flops_per_token(architecture) * rows * architecture.block_size
-    return choose_compute(config.system, architecture, long_run=total > LONG_RUN_FLOPS)
 
 
 @dataclass(frozen=True)
@@ -82,28 +76,25 @@ class Bench:
         tokens = torch.randint(architecture.vocab_size or 1, shape, device=compute.device)
         self.x, self.y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
-    def forward(self) -> torch.Tensor:
+    def forward(self) -> None:
         """The loss of a micro-batch."""
         with self.compute.autocast():
-            loss: torch.Tensor = self.model(self.x, self.y)
-        return loss
+            self.loss = self.model(self.x, self.y)
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self) -> None:
         """Add up its gradients."""
-        self.scaler.scale(loss).backward()
+        self.scaler.scale(self.loss).backward()
 
     def micro_steps(self, count: int = 1) -> None:
         """Both, `count` times."""
         for _ in range(count):
-            self.backward(self.forward())
+            self.forward()
+            self.backward()
 
     def update(self) -> None:
         """Clip, apply and drop the gradients."""
         self.optimizer.take_gradients()
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
-        if self.config.optim.grad_clip:
-            nn.utils.clip_grads_with_norm_(self.model.parameters(), self.config.optim.grad_clip, norm)
+        self.optimizer.clip(self.config.optim.grad_clip)
         self.optimizer.step(self.not_skipped)
         self.optimizer.zero_grad()
 
@@ -146,15 +137,16 @@ def measure(
     micro = [bench.timed(lambda: bench.micro_steps(many)) / many for _ in range(repeats)]
     stages = _stages(bench, max(1, min(BLOCKS, int(seconds / 2 / once))))
     micro_steps = -(-config.train.batch_size * config.train.gradient_accumulation_steps // batch_size)
-    step_s = micro_steps * statistics.median(micro) + stages["optimizer"]
+    micro_s = statistics.median(micro)
+    step_s = micro_steps * micro_s + stages["optimizer"]
     tokens = batch_size * micro_steps * architecture.block_size
     data_s = None if data_set is None else micro_steps * _reading(data_set, config, architecture, batch_size)
     return Measurement(
         batch_size=batch_size,
         micro_steps=micro_steps,
         tokens_per_step=tokens,
-        micro_ms=1000 * statistics.median(micro),
-        spread=(max(micro) - min(micro)) / statistics.median(micro),
+        micro_ms=1000 * micro_s,
+        spread=(max(micro) - min(micro)) / micro_s,
         step_ms=1000 * step_s,
         tokens_per_s=tokens / step_s,
         flops_per_s=tokens / step_s * flops_per_token(architecture),
@@ -173,9 +165,8 @@ def _stages(bench: Bench, repeats: int) -> dict[str, float]:
     """Median seconds of one micro-batch's forward and backward pass and of one optimizer step."""
     timings: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
     for _ in range(repeats):
-        losses: list[torch.Tensor] = []
-        timings["forward"].append(bench.timed(lambda into=losses: into.append(bench.forward())))  # type: ignore[misc]
-        timings["backward"].append(bench.timed(lambda loss=losses[0]: bench.backward(loss)))  # type: ignore[misc]
+        timings["forward"].append(bench.timed(bench.forward))
+        timings["backward"].append(bench.timed(bench.backward))
         timings["optimizer"].append(bench.timed(bench.update))
     return {name: statistics.median(values) for name, values in timings.items()}
 
@@ -223,14 +214,8 @@ def largest_batch(config: Config, architecture: ModelSettings, compute: Compute)
         parts = memory_estimate(architecture, rows, config.optim.optimizer, dtype, device=device)
         return float(sum(parts.values()))
 
-    rows = 1  # by halves, since not every part grows with the rows
-    while bytes_for(2 * rows) <= MEMORY_SHARE * free:
-        rows *= 2
-    step = rows // 2
-    while step:
-        rows += step if bytes_for(rows + step) <= MEMORY_SHARE * free else 0
-        step //= 2
-    return rows
+    # searched, since not every part grows with the rows
+    return max(1, bisect.bisect_right(range(1, MOST_ROWS), MEMORY_SHARE * free, key=bytes_for))
 
 
 def profile(config: Config, architecture: ModelSettings, compute: Compute, *, batch_size: int, folder: Path) -> Path:

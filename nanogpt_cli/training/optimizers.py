@@ -1,5 +1,6 @@
 """AdamW, and Muon for block matrices beside AdamW, as one optimizer whose state goes by parameter name."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +89,20 @@ class Optimizer:
         for part in self._parts():
             assert part.owner.grad is not None
             part.leaf.grad = part.owner.grad[part.rows]
+
+    def clip(self, limit: float, add: Callable[[Tensor], Tensor] = lambda squares: squares) -> Tensor:
+        """Bring the gradients' norm down to `limit`, unless that is 0; the norm before.
+
+        Args:
+            add: adds up over the ranks, each of which has a part of a sharded model's squares.
+        """
+        parameters = list(self.parameters.values())
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if self.sharded:
+            norm = add(norm.square()).sqrt()
+        if limit:
+            nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        return norm
 
     def _parts(self) -> list[Slice]:
         return [part for parts in self.slices.values() for part in parts]

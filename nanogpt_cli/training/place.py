@@ -62,7 +62,6 @@ class Place:
     """This process among `world_size`; rank 0 writes, prints and decides by the clock."""
 
     rank: int = 0
-    local_rank: int = 0
     local_size: int = 1  # processes on this machine
     world_size: int = 1
     device_index: int = 0  # of the GPUs this process sees
@@ -105,9 +104,7 @@ def _of_torch(environ: Mapping[str, str]) -> Place:
         address, port = split_endpoint(launcher.machines.endpoint)
         agent_store = False
     attempt = launcher.attempt if launcher else environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Place(
-        rank, local_rank, local_size, world_size, local_rank, address, port, agent_store, attempt, launcher=launcher
-    )
+    return Place(rank, local_size, world_size, local_rank, address, port, agent_store, attempt, launcher)
 
 
 def _of_slurm(environ: Mapping[str, str]) -> Place:
@@ -116,7 +113,6 @@ def _of_slurm(environ: Mapping[str, str]) -> Place:
     visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return Place(
         rank=int(environ["SLURM_PROCID"]),
-        local_rank=local_rank,
         local_size=int(re.findall(r"\d+", environ["SLURM_STEP_TASKS_PER_NODE"])[0]),  # "8(x2)"
         world_size=int(environ["SLURM_STEP_NUM_TASKS"]),
         device_index=0 if len(visible) == 1 and visible[0] else local_rank,  # --gpus-per-task shows each its own

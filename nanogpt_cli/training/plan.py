@@ -16,6 +16,7 @@ from nanogpt_cli.data.token_files import DataSet, check_fits, open_data_set
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.model.flops import checkpoint_bytes, flops_per_token, memory_estimate, parameter_table
 from nanogpt_cli.model.peaks import peak_tflops
+from nanogpt_cli.runs.views import duration
 from nanogpt_cli.training.checkpoints import Checkpoint
 from nanogpt_cli.training.device import Compute, choose_compute, device_name, measure_peak_flops
 from nanogpt_cli.training.init_from import initial_weights
@@ -147,8 +148,8 @@ class Plan:
         ]
         if self.peak is not None:
             flops, source = self.peak
-            hours = total / (flops * self.split.world_size) / 3600
-            rows.append(("time", f"at least {_duration(3600 * hours)}", f"at {flops / 1e12:.3g} TFLOP/s, {source}"))
+            seconds = total / (flops * self.split.world_size)
+            rows.append(("time", f"at least {duration(seconds)}", f"at {flops / 1e12:.3g} TFLOP/s, {source}"))
         rows.append(("writes to", str(self.run_path), ""))
         return rows
 
@@ -161,14 +162,6 @@ class Plan:
         return [("processes", f"{ranks} {where}", f"{how}; {self.backend}")]
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:,.0f} h" if seconds < 72 * 3600 else f"{seconds / 86400:,.1f} days"
-
-
 def check_settings(config: Config, *, place: Place = ALONE, machines: int = 1) -> None:
     """Refuse what can be refused before the data is there: nobody wants to prepare a data set for a run that cannot be.
 
@@ -177,12 +170,26 @@ def check_settings(config: Config, *, place: Place = ALONE, machines: int = 1) -
     """
     from nanogpt_cli.training.loading import find_model
 
-    gpus = place.local_size if place.several else config.system.gpus
-    check_gpus(config.system, gpus, place.device_index if place.several else gpus - 1)
+    _shared_out(config, place, machines)
     choose_compute(config.system, config.model, local_rank=place.device_index)
-    split_rows(config, place.world_size if place.several else gpus * machines)
     if config.train.init_from is not None:
         find_model(config.train.init_from)
+
+
+def _shared_out(config: Config, place: Place, machines: int) -> tuple[Config, Split]:
+    """The settings with the number of processes here, and what each process takes of a step."""
+    if place.several:  # whoever started the processes has decided how many there are
+        config = config.replace("system", gpus=place.local_size)
+    gpus = config.system.gpus
+    check_gpus(config.system, gpus, place.device_index if place.several else gpus - 1)
+    return config, split_rows(config, place.world_size if place.several else gpus * machines)
+
+
+def compute_for(config: Config, architecture: ModelSettings, device_index: int = 0) -> Compute:
+    """Device, dtype and compile for a training of this size."""
+    rows = config.train.batch_size * config.train.gradient_accumulation_steps * config.train.max_iters
+    total = flops_per_token(architecture) * rows * architecture.block_size
+    return choose_compute(config.system, architecture, local_rank=device_index, long_run=total > LONG_RUN_FLOPS)
 
 
 def plan_run(
@@ -205,23 +212,19 @@ def plan_run(
     Raises:
         UserError: the settings do not go with the data, the machine, or each other.
     """
-    config = layered.config
-    if place.several:  # whoever started the processes has decided how many there are
-        config = config.replace("system", gpus=place.local_size)
-    gpus = config.system.gpus
-    check_gpus(config.system, gpus, place.device_index if place.several else gpus - 1)
+    config, split = _shared_out(layered.config, place, machines)
     data_set = open_data_set(data_folder(config), token_dtype=config.data.token_dtype, tokenizer=config.data.tokenizer)
     derived = derive(config)
     config = config.replace("data", data_dir=str(data_set.folder))  # absolute: resume works from any folder
     weights = None
     if architecture is None and config.train.init_from is not None:
         architecture, weights = initial_weights(layered, data_set)
-    architecture = _with_vocabulary(architecture or config.model, data_set, derived)
+    architecture = architecture or config.model
+    if architecture.vocab_size is None:
+        derived.note("vocab_size", data_set.vocab_size, data_set.vocab_source)
+        architecture = dataclasses.replace(architecture, vocab_size=data_set.vocab_size)
     check_fits(data_set, architecture.block_size, architecture.vocab_size)
-    total = flops_per_token(architecture) * config.train.max_iters * config.train.batch_size * architecture.block_size
-    long_run = total * config.train.gradient_accumulation_steps > LONG_RUN_FLOPS
-    compute = choose_compute(config.system, architecture, local_rank=place.device_index, long_run=long_run)
-    split = split_rows(config, place.world_size if place.several else gpus * machines)
+    compute = compute_for(config, architecture, place.device_index)
     for key, reason in compute.reasons.items():
         derived.note(key, compute.dtype_name if key == "dtype" else str(getattr(compute, key)), reason)
     plan = Plan(
@@ -280,14 +283,6 @@ def _check_sharding(plan: Plan) -> None:
         plan.warnings.append(f"{size}, but only {free / 2**30:,.1f} GiB are free here: saving will fail")
 
 
-def _with_vocabulary(model: ModelSettings, data_set: DataSet, derived: Derived) -> ModelSettings:
-    """The architecture with vocab_size set: as given, else the data set's."""
-    if model.vocab_size is not None:
-        return model
-    derived.note("vocab_size", data_set.vocab_size, data_set.vocab_source)
-    return dataclasses.replace(model, vocab_size=data_set.vocab_size)
-
-
 def find_peak(config: Config, compute: Compute) -> tuple[float, str] | None:
     """FLOP/s of one device for MFU and how it is known: given, from the table, or measured here and now."""
     given = config.system.peak_tflops
@@ -306,11 +301,6 @@ def _warnings(plan: Plan) -> list[str]:
         found.append(
             f"the warm-up of {s.warmup_iters:,} steps is not over when the run ends at {c.train.max_iters:,}: "
             "the learning rate never reaches its peak"
-        )
-    if s.shape != "constant" and plan.first_step >= s.lr_decay_iters:
-        found.append(
-            f"the decay ended at step {s.lr_decay_iters:,}: the rate stays at {s.min_lr:g}. "
-            "To decay over the longer run add --lr-decay-iters."
         )
     needed, there = sum(plan.memory.values()), memory_of(plan.compute.device)
     if there is not None and needed > there:

@@ -51,11 +51,6 @@ class Processes:
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
-    def barrier(self) -> None:
-        """Wait for everyone."""
-        if self.several:
-            dist.barrier()
-
     def from_main(self, value: T) -> T:
         """What rank 0 gave, on every rank; plain values only."""
         if not self.several:
@@ -66,12 +61,13 @@ class Processes:
 
     def agree(self, problem: NanogptError | None) -> None:
         """Raise on every rank if one of them has a problem: the first one's, which only rank 0 need tell."""
+        if not self.several:
+            if problem is not None:
+                raise problem
+            return
         found: list[Any] = [None] * self.world_size
-        if self.several:
-            dist.all_gather_object(found, (socket.gethostname(), problem))
-        elif problem is not None:
-            raise problem
-        for rank, (host, error) in enumerate(found if self.several else []):
+        dist.all_gather_object(found, (socket.gethostname(), problem))
+        for rank, (host, error) in enumerate(found):
             if error is not None:
                 shared = type(error)(str(error) if rank == 0 else f"rank {rank} on {host}: {error}")
                 shared.shared = True
@@ -99,6 +95,9 @@ class Processes:
             with contextlib.suppress(RuntimeError):  # who got through first may be gone already
                 dist.monitored_barrier(timeout=PARTING)
                 dist.destroy_process_group()
+
+
+ALONE = Processes()
 
 
 @contextlib.contextmanager
@@ -184,7 +183,8 @@ def _meet(place: Place, timeout: float) -> Store:
             raise
         raise UserError(
             f"port {place.port} on this machine, where the processes are to meet, is taken or closed "
-            f"({_first_line(error)}). Choose another: --rdzv-endpoint HOST:PORT, or MASTER_PORT with torchrun and srun."
+            f"({str(error).splitlines()[0]}). "
+            "Choose another: --rdzv-endpoint HOST:PORT, or MASTER_PORT with torchrun and srun."
         ) from None
     store = PrefixStore(place.attempt, tcp)
     keys = [f"rank {rank}" for rank in range(place.world_size)]
@@ -231,7 +231,3 @@ def _missing(ranks: list[int], place: Place, timeout: float) -> UserError:
 def lost_contact(error: BaseException) -> bool:
     """Whether an error only says that another process has gone: that one's own error is the one to read."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]

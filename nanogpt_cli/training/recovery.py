@@ -1,7 +1,9 @@
 """What of a run can be trusted after files were damaged, swapped or lost, and what can still be used."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.schema import SECTIONS, Config, settings
@@ -12,16 +14,16 @@ from nanogpt_cli.training.checkpoints import Checkpoint, latest_state, load_chec
 
 
 @dataclass(frozen=True)
-class Newest:
-    """The newest state of a run; None and no path for a run that was killed before its first save."""
+class Source:
+    """A training state to go on from."""
 
-    checkpoint: Checkpoint | None
+    checkpoint: Checkpoint | None  # None: the run was killed before its first save
     path: Path | None
     settings: Layer
     problems: tuple[str, ...] = ()  # what is wrong with config.toml or a newer checkpoint
 
 
-def newest_state(run: RunDirectory) -> Newest:
+def newest_state(run: RunDirectory) -> Source:
     """The newest checkpoint that is whole and this run's own, and the settings that hold.
 
     config.toml is what the user sees and may edit; the checkpoint's settings stand in for a damaged one.
@@ -36,11 +38,8 @@ def newest_state(run: RunDirectory) -> Newest:
     except UserError as error:
         wrong = str(error)
 
-    def stranger(checkpoint: Checkpoint) -> str:
-        return "" if config is None else _stranger(checkpoint, config)
-
     try:
-        checkpoint, path, problem = latest_state(run.checkpoint, run.previous, stranger)
+        checkpoint, path, problem = latest_state(run.checkpoint, run.previous, lambda found: _stranger(found, config))
     except UserError as error:
         raise UserError(f"{error}{_still_usable(run)}") from None
     if checkpoint is None or path is None:
@@ -52,13 +51,13 @@ def newest_state(run: RunDirectory) -> Newest:
             )
         if layer is None:
             raise UserError(f"{wrong} There is no checkpoint that could tell the settings.")
-        return Newest(None, None, layer)
+        return Source(None, None, layer)
     problems = [f"{problem} {_fallback(run, path, checkpoint['step'])}"] if problem else []
     if wrong:
         layer = Layer(f"the checkpoint {path}", checkpoint["config"])
         problems.append(f"{wrong} The settings of {path.name} are used instead.")
     assert layer is not None
-    return Newest(checkpoint, path, layer, tuple(problems))
+    return Source(checkpoint, path, layer, tuple(problems))
 
 
 def _fallback(run: RunDirectory, path: Path, step: int) -> str:
@@ -80,12 +79,21 @@ def config_layer(run: RunDirectory) -> Layer:
     return Layer(str(run.config), tables)
 
 
-def _stranger(checkpoint: Checkpoint, config: Config) -> str:
-    """Why a checkpoint cannot be of the run with these settings; empty if it can."""
-    saved = combine(Layer("the checkpoint", checkpoint["config"])).config
+def fixed_differences(before: Config, now: Config) -> Iterator[tuple[str, Any, Any]]:
+    """The settings that a run keeps and that differ, each with both values."""
     for name, known in settings().items():
-        theirs, ours = getattr(getattr(saved, known.section), name), getattr(getattr(config, known.section), name)
-        if known.resume == "fixed" and theirs != ours and None not in (theirs, ours):
+        old, new = getattr(getattr(before, known.section), name), getattr(getattr(now, known.section), name)
+        if known.resume == "fixed" and old != new:
+            yield name, old, new
+
+
+def _stranger(checkpoint: Checkpoint, config: Config | None) -> str:
+    """Why a checkpoint cannot be of the run with these settings; empty if it can, or if they are not known."""
+    if config is None:
+        return ""
+    saved = combine(Layer("the checkpoint", checkpoint["config"])).config
+    for name, theirs, ours in fixed_differences(saved, config):
+        if None not in (theirs, ours):
             return f"not of this run: its {name} is {theirs}, that of config.toml {ours}"
     return ""
 

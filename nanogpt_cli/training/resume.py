@@ -1,7 +1,6 @@
 """Going on: what a resumed run, a fork, or a nanoGPT run continues from, and what may have changed since."""
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,33 +8,18 @@ import torch
 
 from nanogpt_cli.config.derived import Schedule, schedule_of
 from nanogpt_cli.config.layers import Layer, combine
-from nanogpt_cli.config.schema import Config, ModelSettings, settings
+from nanogpt_cli.config.schema import Config, ModelSettings
 from nanogpt_cli.data.tokens import difference
 from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.model.nanogpt import NanoGPTCheckpoint, from_nanogpt
 from nanogpt_cli.runs.directory import RunDirectory, find_run
-from nanogpt_cli.training.checkpoints import (
-    FORMAT,
-    Checkpoint,
-    is_nanogpt,
-    load_training_state,
-    read_torch_file,
-)
+from nanogpt_cli.training.checkpoints import Checkpoint, is_nanogpt, load_training_state, read_torch_file
 from nanogpt_cli.training.form import Progress
 from nanogpt_cli.training.plan import Plan, differences, plan_run
-from nanogpt_cli.training.recovery import best_problem, newest_state
+from nanogpt_cli.training.recovery import Source, best_problem, fixed_differences, newest_state
+from nanogpt_cli.training.state import Facts, as_checkpoint
 
 SCHEDULE_SETTINGS = ("schedule", "learning_rate", "min_lr", "warmup_iters", "lr_decay_iters")
-
-
-@dataclass(frozen=True)
-class Source:
-    """A training state to go on from."""
-
-    checkpoint: Checkpoint | None  # None: the run was killed before its first save
-    path: Path | None
-    settings: Layer
-    problems: tuple[str, ...] = ()  # what was wrong with newer files
 
 
 def plan_resume(
@@ -81,10 +65,19 @@ def plan_resume(
     _refuse_other_data(plan, saved)
     plan.notes += [f"changed {change}" for change in differences(before.to_toml(), layered.config.to_toml())]
     plan.warnings += source.problems
-    plan.warnings += [w for w in late_warnings(plan) if w not in plan.warnings]
+    _warn_of_flat_end(plan)
     if not plan.makes_run:
         _forget_lost_best(plan, saved)
     return plan
+
+
+def _warn_of_flat_end(plan: Plan) -> None:
+    s, last = plan.schedule, plan.config.train.max_iters
+    if s.shape != "constant" and last > s.lr_decay_iters:
+        plan.warnings.append(
+            f"the decay ends at step {s.lr_decay_iters:,}, the run at {last:,}: "
+            f"in between the rate stays at {s.min_lr:g}. To decay over the longer run add --lr-decay-iters."
+        )
 
 
 def _forget_lost_best(plan: Plan, saved: Checkpoint) -> None:
@@ -110,23 +103,13 @@ def _find_source(word: str, checkpoint: Path | None, new_run: Path | None) -> tu
         return source, new_run
     run = find_run(word)
     if checkpoint is not None:
-        file = _file_of(run, checkpoint)
+        file = run.named_checkpoint(checkpoint, "no such file")
         state = load_training_state(file)
         return Source(_forked(state), file, Layer(str(file), state["config"])), new_run or run.path
-    newest = newest_state(run)
-    saved = newest.checkpoint
-    if new_run is not None and saved is not None:
-        saved = _forked(saved)
-    return Source(saved, newest.path, newest.settings, newest.problems), new_run or run.path
-
-
-def _file_of(run: RunDirectory, checkpoint: Path) -> Path:
-    """The file that `--checkpoint` means, by its path or its name in the run."""
-    for path in (checkpoint, run.path / checkpoint):
-        if path.is_file():
-            return path
-    there = ", ".join(sorted(path.name for path in run.path.glob("*.pt"))) or "none"
-    raise UserError(f"--checkpoint {checkpoint}: no such file. Files in {run.path}: {there}.")
+    source = newest_state(run)
+    if new_run is None or source.checkpoint is None:
+        return source, new_run or run.path
+    return dataclasses.replace(source, checkpoint=_forked(source.checkpoint)), new_run
 
 
 def _forked(saved: Checkpoint) -> Checkpoint:
@@ -138,13 +121,11 @@ def _forked(saved: Checkpoint) -> Checkpoint:
 
 
 def _refuse_fixed(before: Config, now: Config, who: str, vocab_size: int | None = None) -> None:
+    if before.model.vocab_size is None and now.model.vocab_size is not None:
+        before = before.replace("model", vocab_size=vocab_size)  # what followed from the data set
     changed = []
-    for name, known in settings().items():
-        old, new = getattr(getattr(before, known.section), name), getattr(getattr(now, known.section), name)
-        if name == "vocab_size" and new is not None:
-            old = old or vocab_size  # what followed from the data set
-        told = old is not None or name in ("vocab_size", "init_from")  # the others only say what the data set is
-        if known.resume == "fixed" and old != new and told:
+    for name, old, new in fixed_differences(before, now):
+        if old is not None or name in ("vocab_size", "init_from"):  # the others only say what the data set is
             changed.append(f"{name} = {new}, but {who} {'none' if old is None else old}")
     if changed:
         raise UserError(
@@ -188,22 +169,6 @@ def _schedule(saved: Checkpoint, before: Config, now: Config) -> Schedule:
     return dataclasses.replace(fresh, **kept)
 
 
-def late_warnings(plan: Plan) -> list[str]:
-    """What only a resumed run can run into."""
-    s = plan.schedule
-    if s.shape == "constant" or plan.config.train.max_iters <= s.lr_decay_iters:
-        return []
-    return [
-        f"the decay ends at step {s.lr_decay_iters:,}, the run at {plan.config.train.max_iters:,}: "
-        f"in between the rate stays at {s.min_lr:g}. To decay over the longer run add --lr-decay-iters."
-    ]
-
-
-def layout_differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Items of the layout that keep a resumed run from being bit-identical."""
-    return [f"{key} {saved.get(key)} -> {now[key]}" for key in now if saved.get(key) != now[key]]
-
-
 def _nanogpt_file(word: str) -> Path | None:
     path = Path(word)
     if path.is_file() and RunDirectory(path.parent).config.exists():
@@ -232,22 +197,15 @@ def _from_nanogpt(path: Path) -> Source:
     layer = Layer(f"nanoGPT's {path}", {**theirs.tables, "model": model})
     config = combine(layer).config
     rows = theirs.step * config.train.batch_size * config.train.gradient_accumulation_steps
+    facts = Facts(
+        config=config,
+        architecture=theirs.settings,
+        schedule=schedule_of(config),
+        eval_windows=config.train.eval_iters * config.train.batch_size,
+        tokenizer=None,
+        data={},
+        layout={"torch": str(torch.__version__)},
+    )
     progress = Progress(step=theirs.step, rows=rows, evaluated_step=theirs.step)
-    checkpoint = {
-        "format": FORMAT,
-        "model": theirs.tensors,
-        "optimizer": {"adamw": theirs.adamw, "muon": {}},
-        "scaler": {},
-        "step": theirs.step,
-        "rows": rows,
-        "tokens": rows * config.model.block_size,
-        "progress": dataclasses.asdict(progress),
-        "config": config.to_toml(),
-        "architecture": dataclasses.asdict(theirs.settings),
-        "schedule": dataclasses.asdict(schedule_of(config)),
-        "eval_windows": config.train.eval_iters * config.train.batch_size,
-        "tokenizer": None,
-        "data": {},
-        "layout": {"torch": torch.__version__},
-    }
-    return Source(checkpoint, path, layer)
+    optimizer = {"adamw": theirs.adamw, "muon": {}}
+    return Source(as_checkpoint(facts, progress, model=theirs.tensors, optimizer=optimizer, scaler={}), path, layer)

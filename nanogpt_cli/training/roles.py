@@ -17,12 +17,11 @@ from nanogpt_cli.data.tokens import difference
 from nanogpt_cli.errors import NanogptError, StoppedError, UserError
 from nanogpt_cli.training.place import Machines, Place, find_place
 from nanogpt_cli.training.plan import Plan
-from nanogpt_cli.training.processes import Processes, join, lost_contact
+from nanogpt_cli.training.processes import ALONE, Processes, join, lost_contact
 from nanogpt_cli.training.recovery import newest_state
 from nanogpt_cli.training.resume import plan_resume
 from nanogpt_cli.training.start import Outcome, opened, start, train_run
 
-ALONE = Processes()
 ORPHAN_SECONDS = 20.0  # how long a rank whose launcher was killed has to save
 
 

@@ -23,12 +23,16 @@ class Sample:
     stops: tuple[str, ...] = ()
     text: str = ""
     tokens: int = 0
-    ended: Ended = "length"
-    done: bool = False
+    ended: Ended | None = None
     _held: str = ""  # may be the beginning of a stop text
     _decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
     )
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more comes."""
+        return self.ended is not None
 
     def add(self, token: int) -> str:
         """Take the next id; the text that became certain by it."""
@@ -44,15 +48,14 @@ class Sample:
         if self.done:
             return ""
         piece = self._release(self._decoder.decode(b"", final=True), last=True)
-        if not self.done:
-            self.done, self.ended = True, ended
+        self.ended = self.ended or ended
         return piece
 
     def _release(self, piece: str, last: bool = False) -> str:
         held = self._held + piece
         found = [place for stop in self.stops if (place := held.find(stop)) >= 0]
         if found:
-            self.done, self.ended = True, "stop"
+            self.ended = "stop"
             ready, self._held = held[: min(found)], ""
         else:
             # the longest end of the text with which some stop text begins

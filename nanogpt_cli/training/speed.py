@@ -109,8 +109,7 @@ class StepClock:
             step_s = seconds / steps
             self._window = [0.0, 0.0, waited_s]
         tokens_per_s = self.tokens_per_step / step_s if step_s else 0.0
-        known = self.peak_flops and self._running is not None and step_s
-        mfu = tokens_per_s * self.flops_per_token / self.peak_flops if known and self.peak_flops else None
+        mfu = tokens_per_s * self.flops_per_token / self.peak_flops if self.peak_flops and self._running else None
         return Figures(
             step_ms=1000 * step_s, tokens_per_s=tokens_per_s, mfu=mfu, time_s=self.time_s, wait_share=min(1.0, share)
         )

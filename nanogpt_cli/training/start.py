@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nanogpt_cli.data.batches import Batches
 from nanogpt_cli.data.rows import evaluation_offsets
+from nanogpt_cli.data.token_files import Tokens
 from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.files import remove_leftovers, write_toml
 from nanogpt_cli.keyed import Purpose, seed32
@@ -35,17 +36,14 @@ from nanogpt_cli.training.checkpoints import (
 )
 from nanogpt_cli.training.device import compile_model
 from nanogpt_cli.training.form import Progress
-from nanogpt_cli.training.loop import Evaluation, Training
+from nanogpt_cli.training.loop import Training, Windows
 from nanogpt_cli.training.optimizers import Optimizer
 from nanogpt_cli.training.plan import Plan
-from nanogpt_cli.training.processes import Processes
+from nanogpt_cli.training.processes import ALONE, Processes
 from nanogpt_cli.training.recovery import best_problem, newest_state
-from nanogpt_cli.training.resume import layout_differences
 from nanogpt_cli.training.sharding import load_own, shard
 from nanogpt_cli.training.speed import StepClock
-from nanogpt_cli.training.state import Facts, TrainingState, load_weights
-
-ALONE = Processes()
+from nanogpt_cli.training.state import Facts, TrainingState
 
 
 @dataclass(frozen=True)
@@ -171,24 +169,12 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
     model = state.model if plan.sharded else processes.wrap(state.model, plan.compute)
     if plan.compute.compile and not plan.sharded:
         _compile(plan, model, view)
-    config, arch = plan.config, plan.architecture
-    tokens_per_step, per_token = plan.tokens_per_step, flops_per_token(arch)
-    peak = plan.peak[0] if plan.peak else None
-    shown = Start(
-        run_name=run.name,
-        first_step=state.progress.step,
-        max_iters=config.train.max_iters,
-        tokens_per_step=tokens_per_step,
-        vocab_size=arch.vocab_size or 0,
-        device=plan.compute.describe(),
-        peak_tflops=peak / 1e12 if peak else None,
-        peak_source=plan.peak[1] if plan.peak else "",
-        best_loss=state.progress.best_loss,
-    )
+    progress = state.progress
+    all_peaks = plan.peak[0] * processes.world_size if plan.peak else None
     with contextlib.ExitStack() as stack:
         metrics = MetricsLog(run.metrics if processes.main else Path(os.devnull))
         stack.enter_context(contextlib.closing(metrics))
-        trackers = open_trackers(config, run, state.progress.step, view.warn) if processes.main else Trackers()
+        trackers = open_trackers(plan.config, run, progress.step, view.warn) if processes.main else Trackers()
         stack.enter_context(contextlib.closing(trackers))
         batches = stack.enter_context(
             Batches(
@@ -196,8 +182,8 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
                 plan.order,
                 plan.split,
                 processes.rank,
-                first_row=state.progress.rows,
-                vocab_size=arch.vocab_size or 0,
+                first_row=progress.rows,
+                vocab_size=plan.architecture.vocab_size or 0,
                 device=plan.compute.device,
             )
         )
@@ -207,20 +193,38 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
             split=plan.split,
             batches=batches,
             order=plan.order,
-            evaluation=_evaluation(plan),
+            train_windows=_windows(plan, plan.data_set.train),
+            val_windows=_windows(plan, plan.data_set.val),
             compute=plan.compute,
             processes=processes,
             run=run,
             view=view,
             metrics=metrics,
             trackers=trackers,
-            clock=StepClock(
-                tokens_per_step, per_token, peak * processes.world_size if peak else None, state.progress.time_s
-            ),
-            saved=(state.progress.step, state.progress.evaluated_step),
+            clock=StepClock(plan.tokens_per_step, flops_per_token(plan.architecture), all_peaks, progress.time_s),
+            saved=(progress.step, progress.evaluated_step),
         )
-        training.train(shown)
-    return Outcome(run, state.progress.step, state.progress.best_loss)
+        training.train(_what_is_shown(plan, run, progress))
+    return Outcome(run, progress.step, progress.best_loss)
+
+
+def _windows(plan: Plan, tokens: Tokens) -> Windows:
+    return Windows(tokens, evaluation_offsets(tokens.count, plan.architecture.block_size, plan.eval_windows))
+
+
+def _what_is_shown(plan: Plan, run: RunDirectory, progress: Progress) -> Start:
+    peak, source = plan.peak or (None, "")
+    return Start(
+        run_name=run.name,
+        first_step=progress.step,
+        max_iters=plan.config.train.max_iters,
+        tokens_per_step=plan.tokens_per_step,
+        vocab_size=plan.architecture.vocab_size or 0,
+        device=plan.compute.describe(),
+        peak_tflops=peak / 1e12 if peak else None,
+        peak_source=source,
+        best_loss=progress.best_loss,
+    )
 
 
 def build_state(plan: Plan, processes: Processes) -> TrainingState:
@@ -251,7 +255,7 @@ def build_state(plan: Plan, processes: Processes) -> TrainingState:
         else:
             state.restore(plan.checkpoint, source)
     elif plan.initial_weights is not None:
-        load_weights(model, plan.initial_weights, str(config.train.init_from))
+        load_own(model, plan.initial_weights)
     plan.checkpoint = plan.initial_weights = None  # free the memory
     return state
 
@@ -315,16 +319,7 @@ def _compare_layouts(plan: Plan, processes: Processes, view: View) -> None:
     saved = plan.checkpoint["layout"] if plan.checkpoint else {}
     if plan.compute.device.type == "cpu" and saved.get("threads") and saved.get("ranks") == processes.world_size:
         torch.set_num_threads(saved["threads"])
-    changed = layout_differences(saved, layout(plan, processes)) if saved.get("ranks") else []
-    if changed:
+    here = layout(plan, processes)
+    changed = [f"{key} {saved.get(key)} -> {here[key]}" for key in here if saved.get(key) != here[key]]
+    if changed and saved.get("ranks"):
         view.warn(f"not bit-identical with the run so far, only equal to rounding: {'; '.join(changed)}")
-
-
-def _evaluation(plan: Plan) -> Evaluation:
-    data, block_size = plan.data_set, plan.architecture.block_size
-    return Evaluation(
-        data.train,
-        data.val,
-        evaluation_offsets(data.train.count, block_size, plan.eval_windows),
-        evaluation_offsets(data.val.count, block_size, plan.eval_windows),
-    )

@@ -10,14 +10,11 @@ from nanogpt_cli.config.derived import Schedule
 from nanogpt_cli.config.schema import Config, ModelSettings
 from nanogpt_cli.errors import NonFiniteError, UserError
 from nanogpt_cli.model.gpt import GPT
-from nanogpt_cli.model.weights import check_shapes, shapes_of
-from nanogpt_cli.training.checkpoints import FORMAT, Checkpoint, non_finite
+from nanogpt_cli.training.checkpoints import FORMAT, Checkpoint, non_finite, refuse_non_finite
 from nanogpt_cli.training.form import Progress
 from nanogpt_cli.training.optimizers import Optimizer
-from nanogpt_cli.training.processes import Processes
+from nanogpt_cli.training.processes import ALONE, Processes
 from nanogpt_cli.training.sharding import load_own, own, whole_state
-
-ALONE = Processes()
 
 
 @dataclass
@@ -31,6 +28,29 @@ class Facts:
     tokenizer: dict[str, Any] | None
     data: dict[str, Any]
     layout: dict[str, Any]
+
+
+def as_checkpoint(
+    facts: Facts, progress: Progress, *, model: dict[str, Any], optimizer: dict[str, Any], scaler: dict[str, Any]
+) -> Checkpoint:
+    """A complete training state, as it is saved."""
+    return {
+        "format": FORMAT,
+        "model": model,
+        "optimizer": optimizer,
+        "scaler": scaler,
+        "step": progress.step,
+        "rows": progress.rows,
+        "tokens": progress.rows * facts.architecture.block_size,
+        "progress": dataclasses.asdict(progress),
+        "config": facts.config.to_toml(),
+        "architecture": dataclasses.asdict(facts.architecture),
+        "schedule": dataclasses.asdict(facts.schedule),
+        "eval_windows": facts.eval_windows,
+        "tokenizer": facts.tokenizer,
+        "data": facts.data,
+        "layout": facts.layout,
+    }
 
 
 @dataclass
@@ -56,24 +76,13 @@ class TrainingState:
         if broken:
             problem = NonFiniteError(f"{broken} is not finite after step {self.progress.step}, which was not saved;")
         processes.agree(problem)
-        block_size = self.facts.architecture.block_size
-        return {
-            "format": FORMAT,
-            "model": whole_state(self.model),
-            "optimizer": self.optimizer.state_by_name(),
-            "scaler": self.scaler.state_dict(),
-            "step": self.progress.step,
-            "rows": self.progress.rows,
-            "tokens": self.progress.rows * block_size,
-            "progress": dataclasses.asdict(self.progress),
-            "config": self.facts.config.to_toml(),
-            "architecture": dataclasses.asdict(self.facts.architecture),
-            "schedule": dataclasses.asdict(self.facts.schedule),
-            "eval_windows": self.facts.eval_windows,
-            "tokenizer": self.facts.tokenizer,
-            "data": self.facts.data,
-            "layout": self.facts.layout,
-        }
+        return as_checkpoint(
+            self.facts,
+            self.progress,
+            model=whole_state(self.model),
+            optimizer=self.optimizer.state_by_name(),
+            scaler=self.scaler.state_dict(),
+        )
 
     def restore(self, checkpoint: Checkpoint, source: str, *, adopt: bool = False) -> None:
         """Take weights, moments, scale and progress over; settings stay as they are here.
@@ -82,29 +91,15 @@ class TrainingState:
             adopt: the moments may be kept as they are, not as copies: nobody else has or maps them.
 
         Raises:
-            UserError: the checkpoint does not fit the model.
+            UserError: the optimizer state does not fit this run, or something is not finite.
         """
-        load_weights(self.model, checkpoint["model"], source)
+        refuse_non_finite(checkpoint["model"], source, "weights")
+        load_own(self.model, checkpoint["model"])
         try:
             self.optimizer.load_state_by_name(checkpoint["optimizer"], adopt=adopt)
         except (KeyError, IndexError, AttributeError, RuntimeError) as error:
             raise UserError(f"{source}: the optimizer state does not fit this run: {error}") from None
-        broken = non_finite(self.optimizer.moments())
-        if broken:
-            raise UserError(f"{source}: the moments hold NaN or infinity ({broken}). Use an earlier checkpoint.")
+        refuse_non_finite(self.optimizer.moments(), source, "moments")
         if checkpoint.get("scaler"):
             self.scaler.load_state_dict(checkpoint["scaler"])
         self.progress = Progress(**checkpoint["progress"])
-
-
-def load_weights(model: GPT, weights: dict[str, torch.Tensor], source: str) -> None:
-    """Copy weights by name into the bare module.
-
-    Raises:
-        UserError: tensors are missing, too many, of another shape, or not finite; names them.
-    """
-    check_shapes(shapes_of(weights), shapes_of(model.state_dict()), source)
-    broken = non_finite(weights)
-    if broken:
-        raise UserError(f"{source}: the weights hold NaN or infinity ({broken}). Use an earlier checkpoint.")
-    load_own(model, weights)

@@ -15,24 +15,13 @@ from nanogpt_cli.errors import NanogptError
 from nanogpt_cli.model.decode import Decoder, FrozenLinear
 from nanogpt_cli.model.generate import Sampling, draw, generate
 from nanogpt_cli.model.gpt import GPT
-from tests.models import random_model
+from tests.models import MODERN, random_model
 
 SETTINGS = ModelSettings(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=40)
-MODERN: dict[str, Any] = {
-    "activation": "relu2",
-    "position": "rotary",
-    "norm": "rmsnorm",
-    "qk_norm": True,
-    "embed_norm": True,
-    "tie_weights": False,
-    "logit_softcap": 15.0,
-}
 KINDS: list[dict[str, Any]] = [{}, {"bias": False, "dropout": 0.5}, MODERN, {"block_size": 1}, {"block_size": 7}]
 
 
-def texts(
-    model: GPT | Decoder, prompt: list[int], count: int, sampling: Sampling, **more: Any
-) -> list[list[int | None]]:
+def texts(model: GPT, prompt: list[int], count: int, sampling: Sampling, **more: Any) -> list[list[int | None]]:
     steps = generate(model, prompt, count, sampling, **{"token_limit": 40, **more})
     return [list(one) for one in zip(*steps, strict=True)]
 
@@ -195,10 +184,3 @@ def test_cached_is_uncached_on_cuda(kind: dict[str, Any]) -> None:
     sampling = Sampling(3 * model.config.block_size + 10, 1.0, top_k=10)
     cached, plain = (texts(model, [1, 2, 3], 3, sampling, cached=c) for c in (True, False))
     assert cached == plain
-
-
-def test_a_decoder_serves_several_prompts() -> None:
-    model = random_model(SETTINGS)
-    decoder = Decoder(model)
-    for prompt in ([1], [2, 3], [4] * 20):
-        assert texts(decoder, prompt, 2, Sampling(20)) == texts(model, prompt, 2, Sampling(20))

@@ -11,18 +11,9 @@ from torch import Tensor
 
 from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.model.gpt import GPT, rotate, rotation
-from tests.models import random_model, random_weights
+from tests.models import MODERN, random_model, random_weights
 
 TINY = ModelSettings(n_layer=2, n_head=2, n_embd=16, block_size=12, vocab_size=20)
-MODERN: dict[str, Any] = {
-    "activation": "relu2",
-    "position": "rotary",
-    "norm": "rmsnorm",
-    "qk_norm": True,
-    "embed_norm": True,
-    "tie_weights": False,
-    "logit_softcap": 15.0,
-}
 SWITCHES: list[dict[str, Any]] = [
     {},
     {"bias": False},

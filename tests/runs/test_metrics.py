@@ -92,7 +92,7 @@ def _durable(path: Path, saved: int) -> list[bytes]:
     return [text for text in path.read_bytes().splitlines(True) if json.loads(text)["step"] <= saved]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
 @given(junk=st.lists(st.binary(max_size=30) | st.sampled_from([b"\0" * 9, b'{"step": "3"}', b"[[" * 3000]), max_size=8))
 def test_junk_between_lines_is_skipped_and_swept(tmp_path: Path, junk: list[bytes]) -> None:
     path = tmp_path / "m"

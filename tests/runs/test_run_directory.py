@@ -24,7 +24,6 @@ from nanogpt_cli.runs.directory import (
     lock,
     new_run_path,
     read_config,
-    read_tokenizer,
     status,
 )
 from nanogpt_cli.runs.metrics import MetricsLog
@@ -50,7 +49,7 @@ class TestCreate:
         run = make(tmp_path / "deep" / "runs" / "x", tokenizer={"kind": "bytes"})
         assert contents(run.path) == ["config.toml", "logs", "logs/environment.toml", "tokenizer.toml"]
         assert read_config(run) == CONFIG
-        assert read_tokenizer(run) == {"kind": "bytes"}
+        assert run.tokenizer.read_text() == 'kind = "bytes"\n'
         assert contents(run.path.parent)[0] == "x", "nothing temporary is left"
 
     def test_it_appears_by_one_rename_of_the_complete_folder(

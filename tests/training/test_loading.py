@@ -16,7 +16,7 @@ from nanogpt_cli.model.export import export_model
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.training import loading
 from nanogpt_cli.training.checkpoints import save_checkpoint
-from nanogpt_cli.training.loading import load_model
+from nanogpt_cli.training.loading import find_model, load_model
 from tests.models import ALPHABET, SETTINGS, checkpoint, make_run, nanogpt_checkpoint, random_model, random_weights
 
 NANOGPT = replace(SETTINGS, bias=False, activation="gelu")
@@ -81,6 +81,12 @@ def test_bare_words_are_paths_then_runs_then_model_names(monkeypatch: pytest.Mon
     make_run(Path("runs/gpt2_medium"))
     assert load_model("gpt2-medium").step == 7
     assert len(asked) == 1
+
+
+def test_an_exact_name_of_a_run_wins_over_one_that_is_alike() -> None:
+    for name in ("a-b", "a_b"):
+        make_run(Path("runs") / name)
+    assert [find_model(name) for name in ("a-b", "a_b")] == [Path("runs/a-b"), Path("runs/a_b")]
 
 
 def test_an_unknown_word_gets_the_nearest_name() -> None:

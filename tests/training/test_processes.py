@@ -52,12 +52,12 @@ def test_a_lone_process() -> None:
 
 
 def test_torchrun() -> None:
-    assert find_place(TORCHRUN) == Place(5, 1, 4, 8, 1, "node1", 4321, True, "2")
+    assert find_place(TORCHRUN) == Place(5, 4, 8, 1, "node1", 4321, True, "2")
 
 
 def test_srun() -> None:
     place = find_place(SRUN)
-    assert place == Place(9, 1, 8, 16, 1, "gpu007", 20000 + 12345, False, "3-")
+    assert place == Place(9, 8, 16, 1, "gpu007", 20000 + 12345, False, "3-")
     own_gpu = find_place({**SRUN, "CUDA_VISIBLE_DEVICES": "3"})
     assert own_gpu.device_index == 0
     named = find_place({**SRUN, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "7777"})
@@ -68,7 +68,7 @@ def test_a_worker_of_our_launcher_on_the_second_machine() -> None:
     launcher = Launcher(pid=77, machines=Machines(2, 1, "node1:2000", 33.0), attempt="1")
     local = {**TORCHRUN, "RANK": "1", "WORLD_SIZE": "4", LAUNCHER: launcher.to_environment()}
     place = find_place(local)
-    assert (place.rank, place.local_rank, place.world_size) == (5, 1, 8)
+    assert (place.rank, place.device_index, place.world_size) == (5, 1, 8)
     assert (place.address, place.port, place.agent_store, place.attempt) == ("node1", 2000, False, "1")
     assert place.launcher == launcher
 
@@ -159,13 +159,13 @@ def test_accumulation_that_does_not_divide_takes_smaller_micro_batches(runs: Run
 
 def test_who_started_the_processes_decides_their_number(runs: Runner) -> None:
     flags = {key: str(value) for key, value in runs.settings(gpus=7).items()}
-    plan = plan_run(combine(flag_layer(flags)), runs.root / "run", place=Place(1, 1, 2, 4))
+    plan = plan_run(combine(flag_layer(flags)), runs.root / "run", place=Place(1, 2, 4))
     assert plan.config.system.gpus == 2
     assert plan.split.world_size == 4
 
 
 def place(rank: int, count: int, port: int, **changes: Any) -> Place:
-    return Place(rank, rank, 1, count, rank, "127.0.0.1", port, **changes)
+    return Place(rank, 1, count, rank, "127.0.0.1", port, **changes)
 
 
 def test_missing_ranks_are_named_in_time() -> None:
@@ -209,7 +209,6 @@ def test_one_process_needs_nobody() -> None:
     assert alone.from_main([1]) == [1]
     assert alone.main
     alone.agree(None)
-    alone.barrier()
     alone.leave()
     with pytest.raises(NonFiniteError):
         alone.agree(NonFiniteError("nan"))
