@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,8 @@ class _Ranks:
     def run(self) -> NanogptError | None:
         """Launch, watch and wait; the error to tell, None after success."""
         thread = threading.Thread(target=self._run_agent, daemon=True)
-        self._set_variables()
         with (
+            self._environment(),
             tempfile.TemporaryDirectory(prefix="nanogpt-", ignore_cleanup_errors=True) as logs,
             StopSignals(lambda name: None) as signals,
         ):
@@ -121,12 +121,19 @@ class _Ranks:
         except Exception as error:  # handed over to the main thread
             self.crash = error
 
-    def _set_variables(self) -> None:
-        """For the workers, which inherit them."""
+    @contextlib.contextmanager
+    def _environment(self) -> Iterator[None]:
+        """What the workers inherit; this process goes on without it."""
+        before = dict(os.environ)
         os.environ[LAUNCHER] = self.launcher.to_environment()
         threads = max(1, torch.get_num_threads() // self.count)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # all of them share the cores
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # stack traces of lost sockets
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
 
     def _pids(self) -> list[int]:
         workers = self.agent.get_worker_group().workers if self.agent else []
