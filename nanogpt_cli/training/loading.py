@@ -111,9 +111,9 @@ def find_model(word: str) -> Path | str:
             "and no ckpt.pt (nanoGPT)."
         )
     runs = {run.name: run.path for run in list_runs()}
-    for name, run in runs.items():
-        if _plain(name) == _plain(word):
-            return run
+    alike = {name: run for name, run in runs.items() if _plain(name) == _plain(word)}
+    if word in alike or len(alike) == 1:
+        return alike.get(word) or next(iter(alike.values()))
     if _plain(word) in GPT2_MODELS:
         return _plain(word)
     near = did_you_mean(word, [*runs, *GPT2_MODELS])

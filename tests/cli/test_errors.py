@@ -51,6 +51,7 @@ CODES = [
     (KeyboardInterrupt(), 130),
     (OSError(errno.ENOSPC, "No space left on device", "x.bin"), 1),
     (PermissionError(errno.EACCES, "Permission denied", "/x"), 1),
+    (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300), 2),
 ]
 
 
@@ -126,6 +127,10 @@ USAGE = [
     (["train", "--dataset", "shakespear_char"], "Did you mean shakespeare_char?"),
     (["resume", "none"], "none: no such run."),
     (["resume", "none", "--checkpoint", "x.pt"], "--run NEW"),
+    (["prepare", ""], "nanogpt prepare: '' is an empty word."),
+    (["prepare", "x.txt", "--separator", ""], "nanogpt prepare: --separator needs a value; '' is none."),
+    (["resume", "x" * 300], "File name too long"),
+    (["train", "--gpus=2", "--max-restarts=-1"], "--max-restarts -1: a whole number of at least 0 is needed."),
     (["presets", "shwo", "gpt2"], "nanogpt presets show NAME"),
     (["presets", "show", "gtp2"], "no such preset. Did you mean gpt2?"),
 ]

@@ -63,7 +63,8 @@ def test_a_run_ends_with_a_sample_on_stdout_and_words_on_stderr(shell: Shell, ti
     assert set(out) <= set(Path("data/tiny/meta.toml").read_text(encoding="utf-8"))
     assert "runs/tiny is finished: 8 updates" in err
     assert "over all 509 validation tokens" in err
-    assert "nanogpt resume runs/tiny --max-iters 16" in err
+    assert "nanogpt resume runs/tiny --max-iters 16 --lr-decay-iters 16\n" in err
+    assert max(map(len, err.partition("what to type next")[0].splitlines()[-3:])) <= 80
     assert {"config.toml", "tokenizer.toml", "ckpt.pt", "best.pt", "logs"} <= {
         p.name for p in Path("runs/tiny").iterdir()
     }
