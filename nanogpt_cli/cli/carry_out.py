@@ -53,7 +53,8 @@ def _close(plan: "Plan", outcome: "Outcome") -> None:
         _evaluate(plan, loaded)
         if loaded.tokenizer is not None:
             _sample(plan, loaded)
-    if find_spec("matplotlib"):
+    plots = find_spec("matplotlib") is not None
+    if plots:
         from nanogpt_cli.runs.plot import draw
 
         try:
@@ -63,7 +64,7 @@ def _close(plan: "Plan", outcome: "Outcome") -> None:
     longer = 2 * outcome.step
     decay = "" if plan.schedule.shape == "constant" else f" --lr-decay-iters {longer}"  # else the rate stays at its end
     show.say("\nwhat to type next:")
-    for command in (f'sample {name} --prompt "..."', f"eval {name}", f"plot {name}"):
+    for command in (f'sample {name} --prompt "..."', f"eval {name}", *([f"plot {name}"] if plots else [])):
         show.say(f"nanogpt {command}")
     show.say(f"nanogpt resume {name} --max-iters {longer}{decay}")
 
