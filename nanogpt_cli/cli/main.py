@@ -130,7 +130,7 @@ def _failed(message: str, code: int) -> int:
         traceback.print_exc()
     try:
         typer.echo(f"{styled('error:', fg='red', bold=True)} {message}", err=True)
-    except BrokenPipeError:
+    except OSError:  # nobody listens, or the disk that stderr goes to is full: the exit code still tells
         _leave_pipe()
     return code
 

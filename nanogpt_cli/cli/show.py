@@ -24,7 +24,7 @@ def say(text: str = "") -> None:
     if main_process():
         try:
             print(text, file=sys.stderr, flush=True)
-        except BrokenPipeError:
+        except OSError:  # a closed pipe, or a full disk
             _give_up_stderr()
 
 

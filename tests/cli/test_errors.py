@@ -177,3 +177,18 @@ def test_a_narrow_console_is_no_error(tmp_path: Path) -> None:
     done = subprocess.run(line, capture_output=True, cwd=tmp_path, env=environment, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith(b"error: --preset caf")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_stderr_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*COMMAND, "resume", "none"], stderr=full, cwd=tmp_path, check=False)
+    assert done.returncode == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_words_that_find_no_room_end_no_work(tmp_path: Path) -> None:
+    code = "from nanogpt_cli.cli import show\nshow.say('a')\nshow.say('b')\nprint('done')"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stderr=full, stdout=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stdout) == (0, b"done\n")
