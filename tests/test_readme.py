@@ -50,7 +50,7 @@ def test_the_python_example_runs(
     code = "\n".join(commands("python"))
     assert "max_iters=40" in code
     monkeypatch.chdir(tmp_path)
-    write_data_set(Path("data/mine"), "ROMEO:\nBut soft, what light!\n" + 3 * TEXT)
+    write_data_set(Path("data/shakespeare_char"), "ROMEO:\nBut soft, what light!\n" + 3 * TEXT)
     code = code.replace("max_iters=40", "max_iters=2, n_embd=16").replace("max_iters=80", "max_iters=3")
     exec(compile(code, "README.md", "exec"), {})
     assert 0 < float(capfd.readouterr().out.splitlines()[-1]) < 10

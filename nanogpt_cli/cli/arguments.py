@@ -6,6 +6,8 @@ from pathlib import Path
 from nanogpt_cli.config.setting import BOOLEANS
 from nanogpt_cli.errors import UserError, did_you_mean, typed
 
+MAY_BE_EMPTY = ("--prompt", "--stop")  # an empty text means something, or has a better answer
+UNSET = "Is a variable of your shell unset?"
 TOGGLE_WORDS = ("auto", *BOOLEANS)
 
 
@@ -29,7 +31,7 @@ def normalise(arguments: list[str], flags: Flags) -> list[str]:
     Values are never touched, also where they look like flags. What stands behind `--` is no flag.
 
     Raises:
-        UserError: an unknown flag, one without its value, or a boolean with a value that is none.
+        UserError: an unknown flag, one without its value, a boolean with a value that is none, or an empty word.
     """
     done: list[str] = []
     rest = list(arguments)
@@ -37,6 +39,8 @@ def normalise(arguments: list[str], flags: Flags) -> list[str]:
         argument = rest.pop(0)
         if argument == "--":
             return [*done, argument, *rest]
+        if not argument:
+            raise UserError(f"{flags.command}: '' is an empty word. {UNSET}")
         if not argument.startswith("--"):
             done.append("--help" if argument == "-h" else argument)
             continue
@@ -47,7 +51,10 @@ def normalise(arguments: list[str], flags: Flags) -> list[str]:
         elif name.replace("--no-", "--", 1) in flags.toggles:
             done.append(_toggle(name, value if equals else None, rest, flags))
         elif name in flags.valued:
-            done.append(f"{name}={value if equals else _next_value(name, rest, flags)}")
+            value = value if equals else _next_value(name, rest, flags)
+            if not value and name not in MAY_BE_EMPTY:
+                raise UserError(f"{flags.command}: {name} needs a value; '' is none. {UNSET}")
+            done.append(f"{name}={value}")
         else:
             raise UserError(unknown_flag(name, flags))
     return done

@@ -53,23 +53,20 @@ def _close(plan: "Plan", outcome: "Outcome") -> None:
         _evaluate(plan, loaded)
         if loaded.tokenizer is not None:
             _sample(plan, loaded)
-    if find_spec("matplotlib"):
+    plots = find_spec("matplotlib") is not None
+    if plots:
         from nanogpt_cli.runs.plot import draw
 
         try:
             draw([outcome.run], outcome.run.logs / "loss.svg")
         except (OSError, UserError) as error:  # the run is finished and saved all the same
             show.warn(f"no picture of the curves: {error}")
-    rows = [
-        (f'nanogpt sample {name} --prompt "..."', "text"),
-        (f"nanogpt eval {name}", "loss over the whole validation split"),
-        (f"nanogpt plot {name}", "the curves"),
-        (f"nanogpt resume {name} --max-iters {2 * outcome.step}", "go on"),
-    ]
-    width = max(len(command) for command, _ in rows)
+    longer = 2 * outcome.step
+    decay = "" if plan.schedule.shape == "constant" else f" --lr-decay-iters {longer}"  # else the rate stays at its end
     show.say("\nwhat to type next:")
-    for command, what in rows:
-        show.say(f"  {command:<{width}}  {what}")
+    for command in (f'sample {name} --prompt "..."', f"eval {name}", *([f"plot {name}"] if plots else [])):
+        show.say(f"nanogpt {command}")
+    show.say(f"nanogpt resume {name} --max-iters {longer}{decay}")
 
 
 def _evaluate(plan: "Plan", loaded: "LoadedModel") -> None:
@@ -94,7 +91,7 @@ def _evaluate(plan: "Plan", loaded: "LoadedModel") -> None:
             progress=told,
         )
     show.say(
-        f"best weights, of step {loaded.step:,}, over all {found.tokens:,} validation tokens: loss {found.loss:.4f}, "
+        f"best weights, of step {loaded.step:,}, over all {found.tokens:,} validation tokens:\nloss {found.loss:.4f}, "
         f"perplexity {found.perplexity:.2f}, bits per byte {show.number(found.bits_per_byte, '.4f')}"
     )
 

@@ -1,5 +1,6 @@
 """The command `nanogpt`: its commands, and the boundary where every error becomes one message and an exit code."""
 
+import errno
 import os
 import sys
 from io import TextIOWrapper
@@ -103,7 +104,8 @@ def run(arguments: list[str]) -> int:
         _leave_pipe()
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return _failed(f"{where}{error.strerror or error}", NanogptError.exit_code)
+        typed = error.errno == errno.ENAMETOOLONG  # a name that no file system takes is the user's
+        return _failed(f"{where}{error.strerror or error}", (UserError if typed else NanogptError).exit_code)
     except usage_error as error:
         return _failed(_usage(error), UserError.exit_code)
     return 0
@@ -128,7 +130,7 @@ def _failed(message: str, code: int) -> int:
         traceback.print_exc()
     try:
         typer.echo(f"{styled('error:', fg='red', bold=True)} {message}", err=True)
-    except BrokenPipeError:
+    except OSError:  # nobody listens, or the disk that stderr goes to is full: the exit code still tells
         _leave_pipe()
     return code
 

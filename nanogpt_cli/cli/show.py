@@ -24,7 +24,7 @@ def say(text: str = "") -> None:
     if main_process():
         try:
             print(text, file=sys.stderr, flush=True)
-        except BrokenPipeError:
+        except OSError:  # a closed pipe, or a full disk
             _give_up_stderr()
 
 
@@ -59,8 +59,8 @@ def rows(lines: Iterable[Sequence[str]], *, stderr: bool) -> None:
 
     table = Table.grid(padding=(0, 2), pad_edge=False)
     table.add_column(style="cyan", no_wrap=True, min_width=14)
-    table.add_column()
-    table.add_column(style="dim")
+    table.add_column(overflow="fold")  # a path that is too long is broken, not cut
+    table.add_column(style="dim", overflow="fold")
     for line in lines:
         table.add_row(*map(_escaped, line))
     _console(stderr=stderr).print(table)

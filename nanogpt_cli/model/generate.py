@@ -3,6 +3,7 @@
 Sample i depends on (seed, i) alone: its random numbers are a pure function of them, whatever else is in the batch.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nanogpt_cli.errors import NanogptError
+from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.keyed import Purpose, raw
 from nanogpt_cli.model.decode import Decoder
 from nanogpt_cli.model.gpt import GPT
@@ -23,6 +24,9 @@ class Sampling:
 
     `temperature` 0 takes the most likely one. `top_k` keeps the k most likely, `top_p` the fewest whose probabilities
     reach p; None keeps all. A sample ends with an id of `stop_ids`.
+
+    Raises:
+        UserError: a number is out of its range.
     """
 
     max_new_tokens: int
@@ -31,6 +35,17 @@ class Sampling:
     top_p: float | None = None
     seed: int = 1337
     stop_ids: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        for name, fits, needed in (
+            ("max_new_tokens", self.max_new_tokens >= 0, "a whole number of at least 0"),
+            ("temperature", 0 <= self.temperature < math.inf, "a number of at least 0"),
+            ("top_k", self.top_k is None or self.top_k >= 1, "a whole number of at least 1, or None"),
+            ("top_p", self.top_p is None or 0 < self.top_p <= 1, "a number above 0 and at most 1, or None"),
+            ("seed", 0 <= self.seed < 1 << 63, "a whole number from 0 to 2**63 - 1"),
+        ):
+            if not fits:
+                raise UserError(f"{name} is {getattr(self, name)}: {needed} is needed.")
 
 
 def generate(

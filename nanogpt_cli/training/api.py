@@ -9,13 +9,13 @@ import torch
 from nanogpt_cli.config.derived import data_folder
 from nanogpt_cli.config.layers import Layer, Layered, combine
 from nanogpt_cli.config.presets import preset_layer
-from nanogpt_cli.config.schema import settings
+from nanogpt_cli.config.schema import SystemSettings, settings
 from nanogpt_cli.data.prepare import ensure_prepared
 from nanogpt_cli.errors import UserError, did_you_mean
 from nanogpt_cli.model.generate import Sampling
 from nanogpt_cli.runs.directory import RUNS, new_run_path
 from nanogpt_cli.runs.views import SilentView, View
-from nanogpt_cli.training.device import inference
+from nanogpt_cli.training.device import choose_compute, inference
 from nanogpt_cli.training.loading import LoadedModel, load_model
 from nanogpt_cli.training.plan import check_settings, plan_run
 from nanogpt_cli.training.resume import plan_resume
@@ -44,17 +44,22 @@ class Model:
         top_k: int | None = 200,
         top_p: float | None = None,
         seed: int = 1337,
-        stop: tuple[str, ...] = (),
+        stop: str | tuple[str, ...] = (),
     ) -> list[str]:
         """Continuations of `prompt`, one text a sample; sample i depends on (seed, i) alone.
 
         Raises:
-            UserError: the prompt has characters that the model does not know.
+            UserError: the prompt has characters that the model does not know, or a number is out of its range.
         """
+        if num_samples < 1:
+            raise UserError(f"num_samples is {num_samples}: a whole number of at least 1 is needed.")
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if "" in stops:
+            raise UserError("stop is '': an empty text would end every sample at once.")
         tokenizer = self.loaded.tokenizer
         ids = prompt_ids(prompt, tokenizer, self.loaded.token_limit) if prompt else start_of_text(tokenizer)[0]
         sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed, frozenset())
-        return [sample.text for sample in write_samples(self.loaded, ids, num_samples, sampling, stops=stop)]
+        return [sample.text for sample in write_samples(self.loaded, ids, num_samples, sampling, stops=stops)]
 
     def loss(self, text: str) -> float:
         """Mean cross-entropy in nats over all tokens of `text` but the first, in windows of block_size.
@@ -78,9 +83,12 @@ def load(model: str | Path, *, checkpoint: str = "best", device: str = "cpu") ->
     """A run, a checkpoint file, a nanoGPT out_dir, a Hugging Face GPT-2 folder, or "gpt2" and its larger siblings.
 
     Raises:
-        UserError: nothing of that name, or damaged files.
+        UserError: nothing of that name, damaged files, or a device that is not here.
     """
-    return Model(load_model(str(model), checkpoint=checkpoint, device=device))
+    loaded = load_model(str(model), checkpoint=checkpoint)
+    system = SystemSettings(device=device, compile="off")
+    loaded.model.to(choose_compute(system, loaded.model.config, long_run=False).device)
+    return Model(loaded)
 
 
 def train(preset: str | None = None, *, run: str | Path | None = None, view: View | None = None, **given: Any) -> Path:
@@ -116,5 +124,7 @@ def _arguments(given: dict[str, Any]) -> Layer:
     for name, value in given.items():
         if name not in settings():
             raise UserError(f"{name}: no such setting.{did_you_mean(name, list(settings()))}")
+        if name == "gpus" and value != 1:
+            raise UserError(f"gpus = {value}: from Python a run has one process, this one. Type nanogpt train --gpus.")
         tables.setdefault(settings()[name].section, {})[name] = str(value) if isinstance(value, Path) else value
     return Layer("argument", tables)

@@ -333,7 +333,11 @@ class Training:
                 problem = f"{what} was not saved: {self._reason(error)}."
         problem = self.processes.from_main(problem)
         if problem and must:
-            failed = NanogptError(f"{problem} When there is room again: nanogpt resume {typed(self.run.path)}")
+            path = self.run.path
+            back = f"When there is room again: nanogpt resume {typed(path)}"
+            if not path.exists():
+                back = "If it was moved, it goes on from its last checkpoint there: nanogpt resume NEW-PLACE"
+            failed = NanogptError(f"{problem} {back}")
             failed.shared = True
             raise failed
         if problem:

@@ -14,6 +14,7 @@ from nanogpt_cli.errors import UserError
 LAUNCHER = "NANOGPT_LAUNCHER"  # the variable in which our launcher tells its workers what torch's does not
 DEFAULT_PORT = 29500  # torchrun's
 DEFAULT_TIMEOUT = 600.0  # seconds
+LONGEST_TIMEOUT = 7 * 86400.0  # seconds; torch cannot count much further
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,12 @@ class Machines:
             )
         if self.endpoint:
             split_endpoint(self.endpoint)
+        if not 0 < self.timeout <= LONGEST_TIMEOUT:
+            raise UserError(
+                f"--rdzv-timeout {self.timeout:g}: seconds are needed, above 0 and at most {LONGEST_TIMEOUT:,.0f}."
+            )
+        if self.max_restarts < 0:
+            raise UserError(f"--max-restarts {self.max_restarts}: a whole number of at least 0 is needed.")
 
 
 @dataclass(frozen=True)

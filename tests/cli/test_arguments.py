@@ -64,6 +64,9 @@ REFUSED = [
     (["--bias=maybe"], "--bias is 'maybe': true or false is needed."),
     (["--no-compile=3"], "--no-compile takes no value."),
     (["--run"], "--run needs a value; nothing follows. Type --run=VALUE."),
+    (["--run", ""], "--run needs a value; '' is none. Is a variable of your shell unset?"),
+    (["--run="], "--run needs a value; '' is none."),
+    ([""], "'' is an empty word. Is a variable of your shell unset?"),
     (["--run", "--dry_run"], "--run needs a value; --dry_run follows."),
     (["--run", "--learning_rate=3"], "--run needs a value; --learning_rate=3 follows."),
 ]

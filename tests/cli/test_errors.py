@@ -51,6 +51,7 @@ CODES = [
     (KeyboardInterrupt(), 130),
     (OSError(errno.ENOSPC, "No space left on device", "x.bin"), 1),
     (PermissionError(errno.EACCES, "Permission denied", "/x"), 1),
+    (OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300), 2),
 ]
 
 
@@ -126,6 +127,10 @@ USAGE = [
     (["train", "--dataset", "shakespear_char"], "Did you mean shakespeare_char?"),
     (["resume", "none"], "none: no such run."),
     (["resume", "none", "--checkpoint", "x.pt"], "--run NEW"),
+    (["prepare", ""], "nanogpt prepare: '' is an empty word."),
+    (["prepare", "x.txt", "--separator", ""], "nanogpt prepare: --separator needs a value; '' is none."),
+    (["resume", "x" * 300], "File name too long"),
+    (["train", "--gpus=2", "--max-restarts=-1"], "--max-restarts -1: a whole number of at least 0 is needed."),
     (["presets", "shwo", "gpt2"], "nanogpt presets show NAME"),
     (["presets", "show", "gtp2"], "no such preset. Did you mean gpt2?"),
 ]
@@ -172,3 +177,18 @@ def test_a_narrow_console_is_no_error(tmp_path: Path) -> None:
     done = subprocess.run(line, capture_output=True, cwd=tmp_path, env=environment, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith(b"error: --preset caf")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_stderr_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*COMMAND, "resume", "none"], stderr=full, cwd=tmp_path, check=False)
+    assert done.returncode == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_words_that_find_no_room_end_no_work(tmp_path: Path) -> None:
+    code = "from nanogpt_cli.cli import show\nshow.say('a')\nshow.say('b')\nprint('done')"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stderr=full, stdout=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stdout) == (0, b"done\n")

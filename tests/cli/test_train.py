@@ -1,6 +1,7 @@
 """train and resume as a user types them: names of runs, layers, --or-resume, own text, and what they print where."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,9 @@ def test_a_run_ends_with_a_sample_on_stdout_and_words_on_stderr(shell: Shell, ti
     assert set(out) <= set(Path("data/tiny/meta.toml").read_text(encoding="utf-8"))
     assert "runs/tiny is finished: 8 updates" in err
     assert "over all 509 validation tokens" in err
-    assert "nanogpt resume runs/tiny --max-iters 16" in err
+    assert ("nanogpt plot runs/tiny\n" in err) == (find_spec("matplotlib") is not None)
+    assert "nanogpt resume runs/tiny --max-iters 16 --lr-decay-iters 16\n" in err
+    assert max(map(len, err.partition("what to type next")[0].splitlines()[-3:])) <= 80
     assert {"config.toml", "tokenizer.toml", "ckpt.pt", "best.pt", "logs"} <= {
         p.name for p in Path("runs/tiny").iterdir()
     }
@@ -200,3 +203,18 @@ def test_non_finite_numbers_end_with_3(shell: Shell, tiny: Callable[..., list[st
     code, out, err = shell("train", *tiny(learning_rate=1e30, grad_clip=0, warmup_iters=0, schedule="constant"))
     assert (code, out) == (3, "")
     assert "error: Stopped: the " in err
+
+
+def test_what_needs_an_extra_that_is_not_there_is_not_proposed(
+    shell: Shell, tiny: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nanogpt_cli.cli.carry_out.find_spec", lambda name: None)
+    code, _, err = shell("train", *tiny(max_iters=2))
+    assert code == 0
+    assert "nanogpt eval runs/tiny\n" in err
+    assert "nanogpt plot" not in err
+
+
+def test_a_constant_rate_needs_no_longer_decay(shell: Shell, tiny: Callable[..., list[str]]) -> None:
+    err = shell("train", *tiny(max_iters=2, schedule="constant"))[2]
+    assert "nanogpt resume runs/tiny --max-iters 4\n" in err

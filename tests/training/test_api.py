@@ -52,6 +52,50 @@ def test_mistakes_are_the_commands(run: Path) -> None:
         nanogpt_cli.train(run=run, dataset="tiny", data_dir=str(run.parent.parent / "data" / "tiny"))
 
 
+MISTAKES = [
+    ({"num_samples": 0}, "num_samples is 0"),
+    ({"max_new_tokens": -1}, "max_new_tokens is -1"),
+    ({"temperature": -1.0}, "temperature is -1.0"),
+    ({"temperature": float("nan")}, "temperature is nan"),
+    ({"top_k": 0}, "top_k is 0"),
+    ({"top_p": 0.0}, "top_p is 0.0"),
+    ({"top_p": 2.0}, "top_p is 2.0"),
+    ({"seed": -1}, "seed is -1"),
+    ({"stop": ""}, "stop is ''"),
+    ({"stop": ("x", "")}, "stop is ''"),
+]
+
+
+def test_numbers_out_of_range_are_refused_as_on_the_command_line(run: Path) -> None:
+    model = nanogpt_cli.load(run)
+    for given, message in MISTAKES:
+        with pytest.raises(UserError, match=message):
+            model.generate("To be", **given)  # type: ignore[arg-type]
+
+
+def test_one_stop_text_needs_no_tuple(run: Path) -> None:
+    model = nanogpt_cli.load(run)
+    [text] = model.generate("To be", max_new_tokens=60)
+    stop = text[20:22]
+    assert model.generate("To be", max_new_tokens=60, stop=stop) == [text[: text.index(stop)]]
+
+
+def test_devices_are_those_of_the_command(run: Path) -> None:
+    expected = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    assert next(nanogpt_cli.load(run, device="auto").network.parameters()).device.type == expected
+    with pytest.raises(UserError, match="auto, cpu, cuda, cuda:N or mps is needed"):
+        nanogpt_cli.load(run, device="tpu")
+    with pytest.raises(UserError, match="--device cuda:99"):
+        nanogpt_cli.load(run, device="cuda:99")
+
+
+def test_processes_are_for_the_command(run: Path) -> None:
+    with pytest.raises(UserError, match="gpus = 2: from Python a run has one process"):
+        nanogpt_cli.train(gpus=2)
+    with pytest.raises(UserError, match="gpus = 2"):
+        nanogpt_cli.resume(run, gpus=2)
+
+
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, nanogpt_cli; assert nanogpt_cli.__version__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

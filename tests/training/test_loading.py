@@ -83,10 +83,13 @@ def test_bare_words_are_paths_then_runs_then_model_names(monkeypatch: pytest.Mon
     assert len(asked) == 1
 
 
-def test_an_exact_name_of_a_run_wins_over_one_that_is_alike() -> None:
-    for name in ("a-b", "a_b"):
-        make_run(Path("runs") / name)
-    assert [find_model(name) for name in ("a-b", "a_b")] == [Path("runs/a-b"), Path("runs/a_b")]
+def test_of_two_runs_that_are_named_alike_the_exact_one_is_meant() -> None:
+    make_run(Path("runs/a-b_c"))
+    make_run(Path("runs/a_b_c"))
+    assert load_model("a_b_c").source.startswith("runs/a_b_c/")
+    assert load_model("a-b_c").source.startswith("runs/a-b_c/")
+    with pytest.raises(UserError, match="a-b-c: no such model"):
+        load_model("a-b-c")
 
 
 def test_an_unknown_word_gets_the_nearest_name() -> None:

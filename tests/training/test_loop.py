@@ -200,6 +200,18 @@ def test_a_full_disk_at_the_end_is_an_error(runs: Runner, monkeypatch: pytest.Mo
     assert failed.value.exit_code == 1
 
 
+def test_a_run_directory_that_was_moved_is_not_called_a_full_disk(
+    runs: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def moved(*args: Any, **kwargs: Any) -> None:
+        (runs.root / "here").rename(runs.root / "there")
+        raise FileNotFoundError(2, "No such file or directory", "ckpt.pt")
+
+    monkeypatch.setattr(loop, "save_checkpoint", moved)
+    with pytest.raises(NanogptError, match=r"is gone.* If it was moved, .*nanogpt resume NEW-PLACE"):
+        runs.train("here", max_iters=2)
+
+
 def test_saves_by_the_clock(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop.StepClock, "since_save", lambda self: 1e9)
     runs.train("minutes", max_iters=4, save_minutes=1, save_interval=100, eval_interval=100, keep_every=0)

@@ -106,6 +106,10 @@ def test_endpoints_with_colons_and_without_sense() -> None:
         ((2, 0, ""), "--nnodes 2 needs --rdzv-endpoint"),
         ((2, 2, "h:1"), "--node-rank 2 with --nnodes 2: machines are numbered 0 to 1"),
         ((1, 1, ""), "machines are numbered 0 to 0"),
+        ((1, 0, "", float("nan")), "--rdzv-timeout nan: seconds are needed"),
+        ((1, 0, "", float("inf")), "--rdzv-timeout inf: seconds are needed"),
+        ((1, 0, "", -1.0), "--rdzv-timeout -1: seconds are needed"),
+        ((1, 0, "", 60.0, -1), "--max-restarts -1: a whole number of at least 0"),
     ],
 )
 def test_machine_flags_that_do_not_go_together(flags: tuple[Any, ...], message: str) -> None:
