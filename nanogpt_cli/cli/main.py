@@ -142,6 +142,7 @@ def _failed(message: str, code: int) -> int:
 
 def _leave_pipe() -> None:
     """Whoever read has gone: what is still buffered goes nowhere, quietly."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    from nanogpt_cli.runs.views import give_up
+
     for stream in (sys.stdout, sys.stderr):
-        os.dup2(nowhere, stream.fileno())
+        give_up(stream)

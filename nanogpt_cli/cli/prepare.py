@@ -103,8 +103,7 @@ def _given(**flags: Any) -> dict[str, Any]:
 
 def _refuse(given: dict[str, Any], panel: str) -> None:
     if given:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise UserError(f"{names}: for {panel.lower()} only. nanogpt prepare --help says more.")
+        raise UserError(f"{', '.join(map(_flag, given))}: for {panel.lower()} only. nanogpt prepare --help says more.")
 
 
 def _verify(name: str, data_dir: Path | None, as_json: bool) -> None:
@@ -128,13 +127,7 @@ def _report(done: "Prepared", entry: "Entry | None", data_dir: Path | None, as_j
     tokens = {split: table["tokens"] for split, table in meta["splits"].items()}
     preset = entry.preset if entry is not None else None
     config = combine(*[preset_layer(preset)] if preset else []).config
-    line = "nanogpt train"
-    if preset:
-        line += f" --preset {preset}"
-    if not preset or config.data.dataset != meta["name"]:
-        line += f" --dataset {typed(meta['name'])}"
-    if data_dir is not None:
-        line += f" --data-dir {typed(data_dir)}"
+    line = _train_line(preset, None if preset and config.data.dataset == meta["name"] else meta["name"], data_dir)
     per_token = statistics["characters"] / sum(tokens.values())
     steps = config.train.max_iters * config.train.gradient_accumulation_steps
     passes = steps * config.train.batch_size * config.model.block_size / tokens["train"]
@@ -157,3 +150,12 @@ def _report(done: "Prepared", entry: "Entry | None", data_dir: Path | None, as_j
     state = "is complete already, nothing to do" if done.already else f"made in {done.seconds:.1f} s"
     show.groups([(f"{done.folder} {state}", rows)], stderr=False)
     print(f"\nNext: {line}")
+
+
+def _train_line(preset: str | None, dataset: str | None, data_dir: Path | None) -> str:
+    flags = _given(preset=preset, dataset=dataset, data_dir=data_dir)
+    return " ".join(["nanogpt train", *(f"{_flag(name)} {typed(value)}" for name, value in flags.items())])
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

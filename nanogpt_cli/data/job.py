@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from nanogpt_cli.data.documents import Reading
 from nanogpt_cli.data.inputs import Inputs
-from nanogpt_cli.data.splits import Split
+from nanogpt_cli.data.splits import SplitRule
 from nanogpt_cli.data.tokenizers import CharTokenizer, Tokenizer, get_tokenizer
 from nanogpt_cli.data.tokens import FORMAT, META, WORK
 from nanogpt_cli.data.units import Text
@@ -70,7 +70,7 @@ class Job:
     inputs: Inputs
     source: dict[str, Any]  # for meta.toml
     tokenizer: str  # "auto", "char", "bytes" or an encoding of tiktoken
-    split: Split
+    split: SplitRule
     reading: Reading = field(default_factory=Reading)
     end_of_text: bool = True  # after every document
     expect: dict[str, int] = field(default_factory=dict)  # tokens by split

@@ -11,7 +11,7 @@ from nanogpt_cli.data.documents import COMPRESSED, Reading, file_kind
 from nanogpt_cli.data.hub import EXTRA, FolderHub, Hub, HubInputs, HuggingFaceHub
 from nanogpt_cli.data.inputs import LocalFiles, PinnedInput, find_files, spooled
 from nanogpt_cli.data.job import Job, Prepared, Progress, Quiet, run
-from nanogpt_cli.data.splits import Split, own_split
+from nanogpt_cli.data.splits import SplitRule, own_split
 from nanogpt_cli.data.tokens import META, WORK
 from nanogpt_cli.errors import UserError, did_you_mean, typed
 
@@ -66,7 +66,7 @@ def _file_job(entry: Entry, common: dict[str, Any], progress: Progress) -> Job:
         **common,
         inputs=PinnedInput(file, progress.say),
         source={"name": entry.name, "url": file.urls[0], "sha256": file.sha256},
-        split=Split("tail"),
+        split=SplitRule("tail"),
         end_of_text=False,
         expect=entry.expect if common["tokenizer"] == entry.tokenizer else {},
     )
@@ -85,7 +85,7 @@ def _hub_job(entry: Entry, common: dict[str, Any], shards: int | None, source: s
         **common,
         inputs=HubInputs(hub, entry, count, common["folder"] / WORK / "downloads", progress.say),
         source={"name": entry.name, "hub": entry.hub, "revision": entry.revision, "of": entry.shards},
-        split=Split(**rule, first_val_file=count),
+        split=SplitRule(**rule, first_val_file=count),
         expect=entry.expect if whole else {},
     )
 
@@ -97,7 +97,7 @@ def prepare_paths(
     folder: Path | None = None,
     tokenizer: str | None = None,
     reading: Reading | None = None,
-    split: Split | None = None,
+    split: SplitRule | None = None,
     workers: int | None = None,
     force: bool = False,
     progress: Progress | None = None,

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from nanogpt_cli.data.documents import Documents, Piece, Reading
 from nanogpt_cli.data.inputs import Inputs
-from nanogpt_cli.data.splits import Split
+from nanogpt_cli.data.splits import SplitRule
 from nanogpt_cli.data.tokenizers import code_points
 from nanogpt_cli.data.workers import Cursor, Unit
 
@@ -22,7 +22,7 @@ class Text:
 
     inputs: Inputs
     reading: Reading
-    split: Split
+    split: SplitRule
 
     def units(self, cursor: Cursor, cut: int | None = None) -> Iterator[Unit]:
         """Everything from `cursor` on, a portion at a time. Empty documents are left out and counted.
