@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanogpt_cli.data import catalogue, documents, job, units, workers, writer
+from nanogpt_cli.data import catalogue, documents, job, tokenizers, units, workers, writer
 from nanogpt_cli.data.documents import Reading
 from nanogpt_cli.data.job import Quiet
 from nanogpt_cli.data.prepare import default_name, ensure_prepared, prepare_named, prepare_paths
@@ -183,6 +183,15 @@ def test_val_is_at_most_so_much(tmp_path, monkeypatch):
         assert done.meta["splits"]["val"]["tokens"] == 50 + (not number)  # the end of the text comes after its cut
     assert own_split("position").most == 10_000_000
     assert own_split("position", 0.3).most is None
+
+
+def test_small_documents_are_counted_together(tmp_path, monkeypatch):
+    """A table of all code points for each document would take a millisecond a document."""
+    counted = []
+    monkeypatch.setattr(units, "code_points", lambda text: counted.append(text) or tokenizers.code_points(text))
+    done = prepare_paths([rows(tmp_path / "many.jsonl", [f"document {n}" for n in range(3000)])], tokenizer="char")
+    assert done.meta["statistics"]["documents"] == 3000
+    assert len(counted) == 1
 
 
 def test_every_document_ends(tmp_path, gpt2):
