@@ -392,7 +392,7 @@ MISTAKES = [
     (["resume", "tiny", "--max-iters=6", "--data-dir=data/other"], ["is not the data the run was trained on"]),
     (["eval", "tiny", "--data=other"], ["the same ids mean different text"]),
     (["eval", "tiny", "--data=none"], ["There is no data set in data/none"]),
-    (["eval", "tiny", "--split=test"], ["--split test: use val or train"]),
+    (["eval", "tiny", "--split=test"], ["'--split': 'test' is not one of 'val', 'train'"]),
     (["eval", "data/tiny"], ["data/tiny is a folder, but no model"]),
     (["eval", "plain"], ["plain: the file is damaged, truncated, or no checkpoint"]),
     (["sample", "evil.pt"], ["could run foreign code: refused"]),

@@ -1,12 +1,11 @@
 """From a plan to a trained model: what train and resume have in common, up to the words of farewell."""
 
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from nanogpt_cli.cli import show
-from nanogpt_cli.cli.progress import progress
+from nanogpt_cli.cli.eval import measure
 from nanogpt_cli.errors import UserError, typed
 
 if TYPE_CHECKING:
@@ -29,8 +28,7 @@ def carry_out(make_plan: "MakePlan", processes: Callable[[], int], machines: "Ma
         if not dry_run and not plan.makes_run and plan.finished:
             return
         show.rows([row for _, rows in plan.groups() for row in rows], stderr=True)
-        for note in plan.notes:
-            show.say(f"note: {note}")
+        show.notes(plan.notes)
         for warning in plan.warnings:
             show.warn(warning)
 
@@ -72,27 +70,18 @@ def _close(plan: "Plan", outcome: "Outcome") -> None:
 def _evaluate(plan: "Plan", loaded: "LoadedModel") -> None:
     """Loss over the whole validation split, unless that would take long."""
     from nanogpt_cli.model.flops import flops_per_token
-    from nanogpt_cli.training.evaluation_full import default_batch_size, evaluate_split
+    from nanogpt_cli.training.evaluation_full import default_batch_size
 
-    val = plan.data_set.val
-    seconds = val.count * flops_per_token(plan.architecture) / 3  # FLOPs of the forward passes
+    seconds = plan.data_set.val.count * flops_per_token(plan.architecture) / 3  # FLOPs of the forward passes
     seconds /= EVALUATION_SHARE * plan.peak[0] if plan.peak else 1.0
     if seconds > EVALUATION_SECONDS:
         show.say(f"the best weights are those of step {loaded.step:,}; nanogpt eval reads the whole validation split")
         return
-    lengths = loaded.tokenizer.byte_lengths() if loaded.tokenizer else None
-    with progress("validation split", "tokens") as told:
-        found = evaluate_split(
-            loaded.model,
-            val,
-            batch_size=default_batch_size(loaded.model),
-            compute=plan.compute,
-            byte_lengths=lengths,
-            progress=told,
-        )
+    found = measure(loaded, plan.compute, plan.data_set, "val", default_batch_size(loaded.model))
     show.say(
-        f"best weights, of step {loaded.step:,}, over all {found.tokens:,} validation tokens:\nloss {found.loss:.4f}, "
-        f"perplexity {found.perplexity:.2f}, bits per byte {show.number(found.bits_per_byte, '.4f')}"
+        f"best weights, of step {loaded.step:,}, over all {found['tokens']:,} validation tokens:\n"
+        f"loss {found['loss']:.4f}, perplexity {found['perplexity']:.2f}, "
+        f"bits per byte {show.number(found['bits_per_byte'], '.4f')}"
     )
 
 
@@ -101,20 +90,6 @@ def _sample(plan: "Plan", loaded: "LoadedModel") -> None:
     from nanogpt_cli.training.sampling import start_of_text, write_samples
 
     prompt, _ = start_of_text(loaded.tokenizer)
-    eot = loaded.tokenizer.eot if loaded.tokenizer else None
-    sampling = Sampling(
-        max_new_tokens=SAMPLE_TOKENS,
-        temperature=0.8,
-        top_k=200,
-        top_p=None,
-        seed=plan.config.train.seed,
-        stop_ids=frozenset() if eot is None else frozenset([eot]),
-    )
     show.say("a sample of it:\n")
-
-    def write(piece: str) -> None:
-        print(piece, end="", flush=True)
-
-    write_samples(loaded, prompt, 1, sampling, on_text=write)
-    print()
-    sys.stdout.flush()
+    write_samples(loaded, prompt, 1, Sampling(SAMPLE_TOKENS, seed=plan.config.train.seed), on_text=show.stream)
+    show.stream("\n")

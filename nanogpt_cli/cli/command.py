@@ -19,15 +19,10 @@ NAMES = 34  # of the column of flags, at most
 class Command(TyperCommand):
     """A command whose line is normalised first and whose options are listed by panel."""
 
-    def make_context(self, *args: Any, **more: Any) -> Any:
-        """Help may be wider than Click's 80 columns."""
-        return super().make_context(*args, **{"max_content_width": WIDTH, **more})
-
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Typer sees the normalised line; completion of a half line sees it as it is."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
-        ctx.allow_extra_args = True  # Click's own answer does not say what to type
         rest = super().parse_args(ctx, normalise(args, _flags(ctx)))
         if ctx.args:
             raise UserError(stray_words(ctx.command_path, ctx.args))
@@ -57,10 +52,6 @@ class Group(TyperGroup):
 
     commands_by_name: dict[str, tuple[str, str]]  # set by main: name -> (module, function)
 
-    def make_context(self, *args: Any, **more: Any) -> Any:
-        """Help may be wider than Click's 80 columns."""
-        return super().make_context(*args, **{"max_content_width": WIDTH, **more})
-
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Flags in front of the command are normalised, the command and what follows is left to it."""
         front = next((i for i, word in enumerate(args) if not word.startswith("-")), len(args))
@@ -77,7 +68,8 @@ class Group(TyperGroup):
         if cmd_name not in self.commands_by_name:
             return None
         one = typer.Typer(add_completion=False, rich_markup_mode=None)
-        one.command(cmd_name, cls=Command)(self.function(cmd_name))
+        context = {"max_content_width": WIDTH, "allow_extra_args": True}  # Click's own answer to more words is terse
+        one.command(cmd_name, cls=Command, context_settings=context)(self.function(cmd_name))
         return typer.main.get_command(one)
 
     def function(self, name: str) -> Any:
@@ -90,14 +82,12 @@ class Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """A misspelt command is answered with the nearest one."""
         if args[0] not in self.commands_by_name and not ctx.resilient_parsing:
-            known = ", ".join(self.commands_by_name)
-            raise UserError(f"nanogpt {args[0]}: no such command.{self._meant(args[0])} There are: {known}.")
+            from nanogpt_cli.config.nanogpt_names import COMMANDS
+
+            word, known = args[0], list(self.commands_by_name)
+            meant = f" {COMMANDS[word]}" if word in COMMANDS else did_you_mean(word, known)
+            raise UserError(f"nanogpt {word}: no such command.{meant} There are: {', '.join(known)}.")
         return super().resolve_command(ctx, args)
-
-    def _meant(self, word: str) -> str:
-        from nanogpt_cli.config.nanogpt_names import COMMANDS
-
-        return f" {COMMANDS[word]}" if word in COMMANDS else did_you_mean(word, list(self.commands_by_name))
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
         """As in `Command`."""

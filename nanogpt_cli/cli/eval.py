@@ -3,13 +3,12 @@
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from nanogpt_cli.cli import complete, show
-from nanogpt_cli.cli.model_options import Checkpoint, Device, Dtype, Model, place
-from nanogpt_cli.cli.progress import progress
+from nanogpt_cli.cli.model_options import Checkpoint, Device, Dtype, Model, load, place
+from nanogpt_cli.cli.options import Json, flag
+from nanogpt_cli.cli.progress import counted
 from nanogpt_cli.errors import NanogptError, UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -25,7 +24,10 @@ PUBLISHED_LOSS = {
     "gpt2-xl": {"train": 2.56, "val": 2.54},
 }
 # llm.c, dev/data/hellaswag.py: accuracy by sum and by mean
-PUBLISHED_HELLASWAG = {"gpt2": (0.2859, 0.2955), "gpt2-xl": (0.3842, 0.4893)}
+PUBLISHED_HELLASWAG: dict[str, dict[str, Any]] = {
+    "gpt2": {"accuracy": 0.2859, "accuracy_norm": 0.2955},
+    "gpt2-xl": {"accuracy": 0.3842, "accuracy_norm": 0.4893},
+}
 README, LLM_C = "published by nanoGPT", "published by llm.c"
 
 
@@ -33,52 +35,35 @@ def eval_(
     model: Model,
     data: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Data set under data/ [the one MODEL was trained on].",
-            autocompletion=complete.data_sets,
-        ),
+        flag("NAME", "Data set under data/ [the one MODEL was trained on].", autocompletion=complete.data_sets),
     ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the token files, instead of --data.")
-    ] = None,
-    split: Annotated[str, typer.Option(metavar="val|train", help="Which part of the data.")] = "val",
+    data_dir: Annotated[Path | None, flag("DIR", "Folder of the token files, instead of --data.")] = None,
+    split: Annotated[Literal["val", "train"], flag("val|train", "Which part of the data.")] = "val",
     batch_size: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Windows a forward pass; the result is the same [what fits].")
+        int | None, flag("N", "Windows a forward pass; the result is the same [what fits].", min=1)
     ] = None,
     checkpoint: Checkpoint = "best",
-    task: Annotated[
-        str | None, typer.Option(metavar="hellaswag|lambada", help="Answer its questions instead of reading a split.")
-    ] = None,
-    task_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Its questions, jsonl or parquet [from the hub].")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="First so many questions of the task.")] = None,
+    task: Annotated[str | None, flag("hellaswag|lambada", "Answer its questions instead of reading a split.")] = None,
+    task_file: Annotated[Path | None, flag("FILE", "Its questions, jsonl or parquet [from the hub].")] = None,
+    limit: Annotated[int | None, flag("N", "First so many questions of the task.", min=1)] = None,
     device: Device = "auto",
     dtype: Dtype = "float32",
-    token_dtype: Annotated[
-        str | None, typer.Option(metavar="uint16|uint32", help="Of a data folder without metadata.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of a data folder without metadata: gpt2, bytes.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    token_dtype: Annotated[str | None, flag("uint16|uint32", "Of a data folder without metadata.")] = None,
+    tokenizer: Annotated[str | None, flag("NAME", "Of a data folder without metadata: gpt2, bytes.")] = None,
+    json: Json = False,
 ) -> None:
     """Evaluate a model: loss, perplexity and bits per byte of a whole split.
 
     Every token but the first is predicted once. Read-only: a run may be training meanwhile.
     """
-    if split not in ("val", "train"):
-        raise UserError(f"--split {split}: use val or train.")
     if task is None and (task_file is not None or limit is not None):
         raise UserError("--task-file and --limit belong to --task hellaswag or --task lambada.")
     if task is not None and (data is not None or data_dir is not None):
         raise UserError(f"--task {task} brings its own texts: leave --data and --data-dir out.")
     from nanogpt_cli.training import out_of_memory
     from nanogpt_cli.training.evaluation_full import default_batch_size
-    from nanogpt_cli.training.loading import load_model
 
-    loaded = load_model(model, checkpoint)
+    loaded = load(model, checkpoint)
     compute = place(loaded, device, dtype)
     batch_size = batch_size or default_batch_size(loaded.model)
     with out_of_memory.named(
@@ -91,7 +76,7 @@ def eval_(
             if loaded.config is not None and data is None and data_dir is None:  # as the run itself reads it
                 token_dtype = token_dtype or loaded.config.data.token_dtype
                 tokenizer = tokenizer or loaded.config.data.tokenizer
-            report = _measure(loaded, compute, _open(folder, loaded, token_dtype, tokenizer), split, batch_size)
+            report = measure(loaded, compute, _open(folder, loaded, token_dtype, tokenizer), split, batch_size)
     if json:
         show.document(report)
     else:
@@ -122,8 +107,7 @@ def _open(folder: Path, loaded: "LoadedModel", token_dtype: str | None, tokenize
     from nanogpt_cli.training.loading import check_reads
 
     found = open_data_set(folder, token_dtype=token_dtype, tokenizer=tokenizer)
-    for note in found.notes:
-        show.say(f"note: {note}")
+    show.notes(found.notes)
     check_reads(loaded, found)
     trained = loaded.data or {}
     if "train" in trained and trained.get("folder") == str(found.folder):
@@ -133,9 +117,10 @@ def _open(folder: Path, loaded: "LoadedModel", token_dtype: str | None, tokenize
     return found
 
 
-def _measure(
+def measure(
     loaded: "LoadedModel", compute: "Compute", data_set: "DataSet", split: str, batch_size: int
 ) -> dict[str, Any]:
+    """What a model makes of a whole split, by name: loss, perplexity, bits per byte and more."""
     from nanogpt_cli.training.evaluation_full import evaluate_split
 
     tokens = data_set.train if split == "train" else data_set.val
@@ -145,14 +130,9 @@ def _measure(
         lengths = None if reader is None else reader.byte_lengths()
     except NanogptError as error:  # the loss needs no text
         show.warn(f"bits per byte stay unknown: {error}")
-    with progress(f"{data_set.name} {split}", "tokens") as told:
+    with counted(f"{data_set.name} {split}", "tokens") as told:
         result = evaluate_split(
-            loaded.model,
-            tokens,
-            batch_size=batch_size,
-            compute=compute,
-            byte_lengths=lengths,
-            progress=told,
+            loaded.model, tokens, batch_size=batch_size, compute=compute, byte_lengths=lengths, progress=told
         )
     published = PUBLISHED_LOSS[loaded.released][split] if loaded.released and data_set.name == "openwebtext" else None
     return {
@@ -177,29 +157,17 @@ def _answer(
     if loaded.tokenizer is None:
         raise UserError(f"--task {name} needs a tokenizer, and {loaded.source} has none.")
     questions = read_questions(TASKS[name], path, loaded.tokenizer, limit)
-    with progress(name, "texts") as told:
-        result = run_task(
-            TASKS[name],
-            loaded.model,
-            questions,
-            batch_size=batch_size,
-            compute=compute,
-            progress=told,
-        )
+    with counted(name, "texts") as told:
+        result = run_task(TASKS[name], loaded.model, questions, batch_size=batch_size, compute=compute, progress=told)
     if result.cut:
         show.warn(
             f"{result.cut} texts are longer than the model's {loaded.model.config.block_size} positions: their "
             "beginning was left out, so the numbers do not compare with those of longer models"
         )
     published = PUBLISHED_HELLASWAG.get(loaded.released or "") if name == "hellaswag" and limit is None else None
-    return {
-        "model": loaded.source,
-        "step": loaded.step,
-        **asdict(result),
-        "published": None
-        if published is None
-        else {"accuracy": published[0], "accuracy_norm": published[1], "source": LLM_C},
-    }
+    if published is not None:
+        published = {**published, "source": LLM_C}
+    return {"model": loaded.source, "step": loaded.step, **asdict(result), "published": published}
 
 
 LABELS = {

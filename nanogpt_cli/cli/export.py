@@ -1,20 +1,18 @@
 """`nanogpt export`: a model as a folder for other programs."""
 
-import json as json_module
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from nanogpt_cli.cli import show
-from nanogpt_cli.cli.model_options import Checkpoint, Model
+from nanogpt_cli.cli.model_options import Checkpoint, Model, load
+from nanogpt_cli.cli.options import flag
 from nanogpt_cli.cli.writing import writing
-from nanogpt_cli.errors import UserError
 
 if TYPE_CHECKING:
     from nanogpt_cli.data.tokenizers import Tokenizer
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 def export(
@@ -22,24 +20,19 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
     checkpoint: Checkpoint = "best",
     dtype: Annotated[
-        str, typer.Option(metavar="float32|bfloat16|float16", help="Number format of the stored weights.")
+        Literal["float32", "bfloat16", "float16"],
+        flag("float32|bfloat16|float16", "Number format of the stored weights."),
     ] = "float32",
 ) -> None:
     """Write a Hugging Face GPT-2 folder, verified before success is told.
 
     An architecture that is no GPT-2 gets a safetensors folder with our own description.
     """
-    if dtype not in DTYPES:
-        raise UserError(f"--dtype {dtype}: use {', '.join(DTYPES)}.")
     import torch
 
     from nanogpt_cli.model.export import export_model, foreign_switches
-    from nanogpt_cli.training.loading import load_model
 
-    loaded = load_model(model, checkpoint)
-    show.say(f"model: {loaded.source}")
-    for note in loaded.notes:
-        show.say(f"note: {note}")
+    loaded = load(model, checkpoint)
     gpt2 = not foreign_switches(loaded.model.config)
     files, remark = _tokenizer_files(loaded.tokenizer, loaded.model.config.block_size, gpt2)
     with writing(folder, "Name another folder."):
@@ -81,5 +74,5 @@ def _tokenizer_files(tokenizer: "Tokenizer | None", context: int, gpt2: bool) ->
         "add_prefix_space": False,
         "model_max_length": context,
     }
-    config = json_module.dumps(description, indent=2) + "\n"
+    config = json.dumps(description, indent=2) + "\n"
     return {**own, **gpt2_files(show.say), "tokenizer_config.json": config.encode()}, ""

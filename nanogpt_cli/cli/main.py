@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nanogpt_cli.cli.command import Group, styled
+from nanogpt_cli.cli.command import WIDTH, Group, styled
 from nanogpt_cli.errors import NanogptError, UserError
 
 PROGRAM = "nanogpt"
@@ -28,7 +28,13 @@ COMMANDS = {
 }
 Group.commands_by_name = COMMANDS
 
-app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=Group,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"max_content_width": WIDTH},
+)
 
 
 # the usual --help option of a group makes Typer import pydantic before any command
@@ -120,7 +126,8 @@ def _usage(error: Any) -> str:
         from nanogpt_cli.runs.directory import RUNS, list_runs
 
         hint = f" Runs in {RUNS}/: {', '.join(run.name for run in list_runs()) or 'none'}.{hint}"
-    return f"{where}{error.format_message().rstrip('.')}.{hint}"
+    words = error.format_message().replace("Value error, ", "").rstrip(".")  # of pydantic, which says nothing to users
+    return f"{where}{words}.{hint}"
 
 
 def _failed(message: str, code: int) -> int:
@@ -137,6 +144,7 @@ def _failed(message: str, code: int) -> int:
 
 def _leave_pipe() -> None:
     """Whoever read has gone: what is still buffered goes nowhere, quietly."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    from nanogpt_cli.runs.views import give_up
+
     for stream in (sys.stdout, sys.stderr):
-        os.dup2(nowhere, stream.fileno())
+        give_up(stream)

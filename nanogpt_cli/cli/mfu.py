@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nanogpt_cli.cli import complete, show
-from nanogpt_cli.cli.options import with_settings
+from nanogpt_cli.cli.options import Json, flag, with_settings
 from nanogpt_cli.cli.writing import writing
 from nanogpt_cli.config.layers import Layer, combine, flag_layer
 from nanogpt_cli.config.presets import preset_layer, preset_names
@@ -16,13 +16,14 @@ from nanogpt_cli.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from nanogpt_cli.data.token_files import DataSet
-    from nanogpt_cli.runs.directory import RunDirectory
     from nanogpt_cli.training.device import Compute
     from nanogpt_cli.training.measure import Measurement
 
 SETTINGS = ("batch_size", "block_size", "optimizer", "device", "dtype", "compile", "deterministic", "peak_tflops")
 FULL_TABLE = 50304  # GPT-2's vocabulary, padded: what a data set of the catalogue has if it is not read by characters
 CHARACTERS = 65  # of Shakespeare
+
+Peak = tuple[float, str] | None  # FLOP/s of one device, and how that is known
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,8 @@ def mfu(
         typer.Argument(metavar="PRESET | RUN", help="What to measure.", autocompletion=complete.presets_and_runs),
     ],
     sweep: Annotated[bool, typer.Option("--sweep", help="Measure batch sizes 1, 2, 4... until memory ends.")] = False,
-    profile: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write a trace of a few updates to DIR/trace.json.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    profile: Annotated[Path | None, flag("DIR", "Write a trace of a few updates to DIR/trace.json.")] = None,
+    json: Json = False,
     **flags: Any,
 ) -> None:
     """Measure the speed of training, as a share of what the device can do.
@@ -58,36 +57,46 @@ def mfu(
     null.
     """
     subject = _find(what, flag_layer(flags))
-    from nanogpt_cli.training import out_of_memory
-    from nanogpt_cli.training.measure import largest_batch, measure
-    from nanogpt_cli.training.measure import profile as trace
-    from nanogpt_cli.training.measure import sweep as measured_at_all
+    from nanogpt_cli.training import measure, out_of_memory
     from nanogpt_cli.training.plan import compute_for, find_peak
 
     config, architecture = subject.config, subject.architecture
     compute = compute_for(config, architecture)
     compute.prepare()
     peak = find_peak(config, compute)
+    known = peak and peak[0]
     show.say(
         f"{subject.title} on {compute.describe()}, {compute.dtype_name}, compile {'on' if compute.compile else 'off'}"
     )
-    batch_size = config.train.batch_size
-    if compute.device.type != "cuda" and flags["batch_size"] is None:
-        batch_size = min(batch_size, largest_batch(config, architecture, compute))
-        if batch_size < config.train.batch_size:
-            show.say(f"batch size {batch_size} instead of {config.train.batch_size}: more may not fit into memory")
-    known = None if peak is None else peak[0]
+    batch_size = config.train.batch_size if flags["batch_size"] is not None else _fitting_batch(subject, compute)
     if sweep:
-        found = list(measured_at_all(config, architecture, compute, peak=known))
+        found = list(measure.sweep(config, architecture, compute, peak=known))
     else:
         with out_of_memory.named(f"A smaller batch needs less: --batch-size {max(1, batch_size // 2)}, or --sweep"):
             data = subject.data_set
-            found = [measure(config, architecture, compute, batch_size=batch_size, peak=known, data_set=data)]
+            found = [measure.measure(config, architecture, compute, batch_size=batch_size, peak=known, data_set=data)]
     if profile is not None:
         with writing(profile, "Choose another folder: --profile DIR."):
-            path = trace(config, architecture, compute, batch_size=batch_size, folder=profile)
+            path = measure.profile(config, architecture, compute, batch_size=batch_size, folder=profile)
         show.say(f"trace: {path} (open it in ui.perfetto.dev)")
-    _print(subject, compute, peak, found, as_json=json)
+    sizing = _sizing(subject, compute, found[-1].batch_size)
+    if json:
+        show.document(_document(subject, compute, peak, found, sizing))
+    else:
+        _print(peak, found, sizing)
+
+
+def _fitting_batch(subject: Subject, compute: "Compute") -> int:
+    """The recipe's batch size, or what a machine without CUDA may hold of it."""
+    from nanogpt_cli.training.measure import largest_batch
+
+    wanted = subject.config.train.batch_size
+    if compute.device.type == "cuda":
+        return wanted
+    fitting = min(wanted, largest_batch(subject.config, subject.architecture, compute))
+    if fitting < wanted:
+        show.say(f"batch size {fitting} instead of {wanted}: more may not fit into memory")
+    return fitting
 
 
 def _find(what: str, changes: Layer) -> Subject:
@@ -96,25 +105,31 @@ def _find(what: str, changes: Layer) -> Subject:
     Raises:
         UserError: neither; names the nearest of both.
     """
-    from nanogpt_cli.runs.directory import RUNS, RunDirectory, find_run, list_runs
+    from nanogpt_cli.runs.directory import RUNS, RunDirectory, find_run, list_runs, read_config
 
     presets = preset_names()
     if what.replace("-", "_") in presets and not RunDirectory(Path(what)).config.exists():
         layer = preset_layer(what)
-        return _subject(layer.origin, combine(layer, changes).config, None)
+        config = combine(layer, changes).config
+        return _subject(layer.origin, config, config.model)
     runs = [run.name for run in list_runs()]
     if not Path(what).exists() and what.replace("_", "-") not in [name.replace("_", "-") for name in runs]:
         near = did_you_mean(what, [*presets, *runs])
         there = f"presets: {', '.join(presets)}; runs in {RUNS}/: {', '.join(runs) or 'none'}"
         raise UserError(f"{what}: neither a preset nor a run.{near} There are {there}.")
     run = find_run(what)
-    from nanogpt_cli.runs.directory import read_config
+    config = combine(Layer(str(run.config), read_config(run)), changes).config
+    architecture = config.model
+    if run.checkpoint.exists():
+        from nanogpt_cli.training.checkpoints import load_checkpoint
 
-    layer = Layer(str(run.config), read_config(run))
-    return _subject(f"run {run.path}", combine(layer, changes).config, run)
+        saved = ModelSettings(**load_checkpoint(run.checkpoint)["architecture"])
+        architecture = replace(saved, block_size=config.model.block_size)
+    return _subject(f"run {run.path}", config, architecture)
 
 
-def _subject(title: str, config: Config, run: "RunDirectory | None") -> Subject:
+def _subject(title: str, config: Config, architecture: ModelSettings) -> Subject:
+    """With the data set, if it is here, and the size of the vocabulary."""
     from nanogpt_cli.config.derived import data_folder
     from nanogpt_cli.data.token_files import open_data_set
 
@@ -122,12 +137,6 @@ def _subject(title: str, config: Config, run: "RunDirectory | None") -> Subject:
     data_set = None
     if folder.is_dir():
         data_set = open_data_set(folder, token_dtype=data.token_dtype, tokenizer=data.tokenizer)
-    architecture = config.model
-    if run is not None and run.checkpoint.exists():
-        from nanogpt_cli.training.checkpoints import load_checkpoint
-
-        saved = ModelSettings(**load_checkpoint(run.checkpoint)["architecture"])
-        architecture = replace(saved, block_size=config.model.block_size)
     if architecture.vocab_size is None:
         rows = data_set.vocab_size if data_set else _usual_vocabulary(config.data.dataset)
         architecture = replace(architecture, vocab_size=rows)
@@ -143,25 +152,23 @@ def _usual_vocabulary(dataset: str) -> int:
     return rows
 
 
-def _print(
-    subject: Subject, compute: "Compute", peak: tuple[float, str] | None, found: "list[Measurement]", *, as_json: bool
-) -> None:
-    sizing = _sizing(subject, compute, found[-1].batch_size)
-    if as_json:
-        show.document(
-            {
-                "subject": subject.title,
-                "device": compute.describe(),
-                "dtype": compute.dtype_name,
-                "compile": compute.compile,
-                "deterministic": compute.deterministic,
-                "peak_tflops": peak and peak[0] / 1e12,
-                "peak_source": peak and peak[1],
-                "measured": [{**asdict(one), "mfu": one.mfu} for one in found],
-                "sizing": sizing,
-            }
-        )
-        return
+def _document(
+    subject: Subject, compute: "Compute", peak: Peak, found: "list[Measurement]", sizing: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "subject": subject.title,
+        "device": compute.describe(),
+        "dtype": compute.dtype_name,
+        "compile": compute.compile,
+        "deterministic": compute.deterministic,
+        "peak_tflops": peak and peak[0] / 1e12,
+        "peak_source": peak and peak[1],
+        "measured": [{**asdict(one), "mfu": one.mfu} for one in found],
+        "sizing": sizing,
+    }
+
+
+def _print(peak: Peak, found: "list[Measurement]", sizing: dict[str, Any]) -> None:
     if len(found) > 1:
         columns = ["batch size", "ms a micro-step", "ms an update", "tokens/s", "TFLOP/s", "MFU", "memory GiB"]
         show.table(columns, [_row(one) for one in found], left=0)
@@ -175,7 +182,7 @@ def _row(one: "Measurement") -> list[str]:
     return [*numbers, f"{one.flops_per_s / 1e12:.3g}", show.number(one.mfu, ".1%"), show.number(one.memory_gib, ".2f")]
 
 
-def _speed(one: "Measurement", peak: tuple[float, str] | None) -> list[tuple[str, str, str]]:
+def _speed(one: "Measurement", peak: Peak) -> list[tuple[str, str, str]]:
     from nanogpt_cli.runs.views import peak as in_words
 
     of_peak = f"of {in_words(peak[0] / 1e12)}, {peak[1]}" if peak else "no peak known; --peak-tflops sets it"
@@ -189,9 +196,8 @@ def _speed(one: "Measurement", peak: tuple[float, str] | None) -> list[tuple[str
     ]
     for name, value in one.stages_ms.items():
         share = "the data set is not here" if value is None else f"{value / one.step_ms:.0%} of an update"
-        rows.append(
-            (name, show.number(value, ",.1f", " ms"), f"{share}, read ahead" if name == "data" and value else share)
-        )
+        ahead = ", read ahead" if name == "data" and value is not None else ""
+        rows.append((name, show.number(value, ",.1f", " ms"), share + ahead))
     return rows
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nanogpt_cli.cli import complete, show
+from nanogpt_cli.cli.options import flag
 
 if TYPE_CHECKING:
     from nanogpt_cli.training.device import Compute
@@ -18,21 +19,28 @@ Model = Annotated[
         autocompletion=complete.runs,
     ),
 ]
-Checkpoint = Annotated[str, typer.Option(metavar="best|last|FILE", help="Which weights of a run.")]
-Device = Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Where to compute.")]
-Dtype = Annotated[str, typer.Option(metavar="float32|bfloat16|float16|auto", help="Number format of matrix products.")]
+Checkpoint = Annotated[str, flag("best|last|FILE", "Which weights of a run.")]
+Device = Annotated[str, flag("auto|cpu|cuda|mps", "Where to compute.")]
+Dtype = Annotated[str, flag("float32|bfloat16|float16|auto", "Number format of matrix products.")]
+
+
+def load(model: str, checkpoint: str) -> "LoadedModel":
+    """The model, after saying what it is."""
+    from nanogpt_cli.training.loading import load_model
+
+    loaded = load_model(model, checkpoint)
+    show.say(f"model: {loaded.source}")
+    show.notes(loaded.notes)
+    return loaded
 
 
 def place(loaded: "LoadedModel", device: str, dtype: str) -> "Compute":
-    """Say what was loaded, and move it to where it is computed with."""
+    """Move a model to where it is computed with, and say so."""
     import torch
 
     from nanogpt_cli.config.schema import SystemSettings
     from nanogpt_cli.training.device import choose_compute
 
-    show.say(f"model: {loaded.source}")
-    for note in loaded.notes:
-        show.say(f"note: {note}")
     system = SystemSettings(device=device, dtype=dtype, compile="off")  # type: ignore[arg-type]
     compute = choose_compute(system, loaded.model.config, long_run=False)
     compute.prepare()

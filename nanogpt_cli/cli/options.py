@@ -1,4 +1,4 @@
-"""The flags of train and resume, generated from the schema: one flag a setting, listed by section with defaults."""
+"""Flags that commands share: those of train and resume, generated from the schema, and what helps to declare others."""
 
 import inspect
 from collections.abc import Callable
@@ -6,11 +6,21 @@ from typing import Annotated, Any
 
 import typer
 
-from nanogpt_cli.cli import machines
 from nanogpt_cli.config.schema import SECTIONS, settings
 from nanogpt_cli.config.setting import Setting
+from nanogpt_cli.training.place import DEFAULT_TIMEOUT, Machines
 
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", bool: ""}
+MACHINES_PANEL = "Several machines"
+
+
+def flag(metavar: str, text: str, **more: Any) -> Any:
+    """An option that takes a value, shown as `metavar`."""
+    return typer.Option(metavar=metavar, help=text, **more)
+
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")]
 
 
 def with_settings(
@@ -28,8 +38,8 @@ def with_settings(
         given = inspect.signature(function, eval_str=True).parameters.values()
         own = [p.replace(kind=p.KEYWORD_ONLY) for p in given if p.kind is not p.VAR_KEYWORD]
         names = only or tuple(settings())
-        parameters = own + [_parameter(settings()[name], resumed, not resumed and not only) for name in names]
-        parameters += machines.PARAMETERS if only is None else []
+        parameters = own + [_setting(settings()[name], resumed, not resumed and not only) for name in names]
+        parameters += MACHINES if only is None else []
         function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         function.__annotations__ = {p.name: p.annotation for p in parameters}
         return function
@@ -37,7 +47,21 @@ def with_settings(
     return decorate
 
 
-def _parameter(known: Setting, resumed: bool, defaults: bool) -> inspect.Parameter:
+def machines(flags: dict[str, Any]) -> Machines:
+    """The flags that say where processes are started, taken out of those of a command; they are no settings.
+
+    Raises:
+        UserError: they do not go together.
+    """
+    return Machines(*(flags.pop(parameter.name) for parameter in MACHINES))
+
+
+def _parameter(name: str, kind: Any, default: Any, option: Any) -> inspect.Parameter:
+    annotation = Annotated[kind, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _setting(known: Setting, resumed: bool, defaults: bool) -> inspect.Parameter:
     switch = known.kind is bool
     words = [*known.choices, *([] if known.kind is str and known.choices else [METAVARS[known.kind]])]
     option = typer.Option(
@@ -50,8 +74,7 @@ def _parameter(known: Setting, resumed: bool, defaults: bool) -> inspect.Paramet
         autocompletion=None if switch else lambda: list(known.choices),
     )
     kind: Any = bool | None if switch else str | None  # the schema reads texts; it knows more than Typer
-    annotation = Annotated[kind, option]
-    return inspect.Parameter(known.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return _parameter(known.name, kind, None, option)
 
 
 def _panel(section: str) -> str:
@@ -61,13 +84,24 @@ def _panel(section: str) -> str:
 
 def _help(known: Setting, defaults: bool) -> str:
     """The setting's own sentence, then its default with its unit, or the unit alone."""
-    if known.default is None:
-        default = known.derived or "none"
-    elif known.kind is bool:
-        default = "on" if known.default else "off"
-    else:
-        default = str(known.default)
-    unit = f" {known.unit}" if known.unit and known.default is not None else ""
     if not defaults:
-        return f"{known.text} [{unit.strip()}]" if unit else known.text
-    return f"{known.text} [default: {default}{',' if default == 'auto' and unit else ''}{unit}]"
+        return f"{known.text} [{known.unit}]" if known.unit and known.default is not None else known.text
+    if known.default is None:
+        return f"{known.text} [default: {known.derived or 'none'}]"
+    if known.kind is bool:
+        return f"{known.text} [default: {'on' if known.default else 'off'}]"
+    between = ", " if known.default == "auto" and known.unit else " "
+    return f"{known.text} [default: {known.default}{between}{known.unit}".rstrip() + "]"
+
+
+def _machine(name: str, kind: Any, default: Any, metavar: str, text: str) -> inspect.Parameter:
+    return _parameter(name, kind, default, flag(metavar, text, rich_help_panel=MACHINES_PANEL))
+
+
+MACHINES = [
+    _machine("nnodes", int, 1, "INT", "Machines; start the command on each."),
+    _machine("node_rank", int, 0, "INT", "Number of this machine, from 0; machine 0 writes the run."),
+    _machine("rdzv_endpoint", str, "", "HOST:PORT", "Machine 0 and a free port on it, the same on every machine."),
+    _machine("rdzv_timeout", float, DEFAULT_TIMEOUT, "SECONDS", "How long to wait for all processes to join."),
+    _machine("max_restarts", int, 0, "INT", "Go on from the last checkpoint so often when a process dies."),
+]

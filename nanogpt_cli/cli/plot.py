@@ -1,8 +1,7 @@
 """`nanogpt plot`: the curves of runs as a picture."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -10,20 +9,15 @@ from nanogpt_cli.cli import complete, show
 from nanogpt_cli.cli.writing import writing
 
 
-class Axis(StrEnum):
-    """What a curve is drawn over."""
-
-    steps = "steps"
-    tokens = "tokens"
-    time = "time"
-
-
 def plot(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN", help="Runs to draw together.", autocompletion=complete.runs)
     ],
     out: Annotated[Path, typer.Option(help="The picture, .png or .svg.")] = Path("curves.png"),
-    over: Annotated[Axis, typer.Option(help="What to draw over: updates, tokens seen or training time.")] = Axis.steps,
+    over: Annotated[
+        Literal["steps", "tokens", "time"],
+        typer.Option(help="What to draw over: updates, tokens seen or training time."),
+    ] = "steps",
 ) -> None:
     """Draw losses, learning rate and tokens/s of one or more runs.
 
@@ -33,6 +27,6 @@ def plot(
     from nanogpt_cli.runs.plot import draw
 
     with writing(out, "Choose another place: --out FILE."):
-        draw([find_run(word) for word in runs], out, over.value)
-    show.say(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} over {over.value}:")
+        draw([find_run(word) for word in runs], out, over)
+    show.say(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} over {over}:")
     print(out)

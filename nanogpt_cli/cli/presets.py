@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from nanogpt_cli.cli import complete, show
+from nanogpt_cli.cli.options import Json
 from nanogpt_cli.errors import UserError
 
 
@@ -13,7 +14,7 @@ def presets(
         list[str] | None,
         typer.Argument(metavar="[show NAME]", help="Print one preset as TOML.", autocompletion=complete.preset_words),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """List the presets; `presets show NAME` prints one.
 
@@ -22,11 +23,14 @@ def presets(
     from nanogpt_cli.config.presets import preset_layer, preset_names, preset_path, preset_summary
 
     if not words:
-        found = [(name, preset_layer(name).tables["data"]["dataset"], preset_summary(name)) for name in preset_names()]
+        found = [
+            {"name": name, "dataset": preset_layer(name).tables["data"]["dataset"], "summary": preset_summary(name)}
+            for name in preset_names()
+        ]
         if json:
-            show.document([dict(zip(("name", "dataset", "summary"), row, strict=True)) for row in found])
+            show.document(found)
         else:
-            show.table(["preset", "data set", "what it is"], found, left=3)
+            show.table(["preset", "data set", "what it is"], [list(one.values()) for one in found], left=3)
         return
     if words[0] != "show" or len(words) != 2:
         raise UserError(f"nanogpt presets {' '.join(words)}: type nanogpt presets, or nanogpt presets show NAME.")

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nanogpt_cli.cli import complete
-from nanogpt_cli.cli.machines import taken
-from nanogpt_cli.cli.options import with_settings
+from nanogpt_cli.cli.options import DryRun, flag, machines, with_settings
 from nanogpt_cli.config.layers import Layer, combine, flag_layer
 
 if TYPE_CHECKING:
@@ -20,13 +19,9 @@ def resume(
         str,
         typer.Argument(metavar="RUN", help="A run, or with --run a nanoGPT out_dir.", autocompletion=complete.runs),
     ],
-    checkpoint: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Go back to this state, in the new run --run.")
-    ] = None,
-    run: Annotated[
-        Path | None, typer.Option(metavar="NEW", help="Continue in a new run and leave RUN as it is.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    checkpoint: Annotated[Path | None, flag("FILE", "Go back to this state, in the new run --run.")] = None,
+    run: Annotated[Path | None, flag("NEW", "Continue in a new run and leave RUN as it is.")] = None,
+    dry_run: DryRun = False,
     **flags: Any,
 ) -> None:
     """Continue a run; RUN is all it needs.
@@ -38,7 +33,7 @@ def resume(
     from nanogpt_cli.runs.directory import find_run, read_config, refuse_existing
     from nanogpt_cli.training.resume import plan_resume
 
-    machines = taken(flags)
+    where = machines(flags)
     changes = flag_layer(flags)
 
     def make_plan(**machine: Any) -> "Plan":
@@ -49,4 +44,4 @@ def resume(
     def processes() -> int:
         return combine(Layer(source, read_config(find_run(source))), changes).config.system.gpus
 
-    carry_out(make_plan, processes, machines, dry_run=dry_run)
+    carry_out(make_plan, processes, where, dry_run=dry_run)

@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from nanogpt_cli.cli import show
+from nanogpt_cli.cli.options import Json
 
 
 def runs(
     folder: Annotated[Path, typer.Argument(help="The folder that holds the runs.", show_default=True)] = Path("runs"),
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """List the runs with their step, best validation loss and state.
 

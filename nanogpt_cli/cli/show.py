@@ -28,10 +28,24 @@ def say(text: str = "") -> None:
             _give_up_stderr()
 
 
+def notes(texts: Iterable[str]) -> None:
+    """What is worth knowing, a line each, to stderr."""
+    for text in texts:
+        say(f"note: {text}")
+
+
 def warn(text: str) -> None:
     """A line that should not be missed, to stderr."""
     if main_process():
-        _console(stderr=True).print(f"[bold yellow]warning:[/] {_escaped(text)}", highlight=False, soft_wrap=True)
+        from rich.text import Text
+
+        _console(stderr=True).print(Text.assemble(("warning:", "bold yellow"), f" {text}"), soft_wrap=True)
+
+
+def stream(text: str) -> None:
+    """A piece of a result as soon as it is there, to stdout."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def document(data: Any) -> None:
@@ -47,9 +61,8 @@ def number(value: float | None, form: str = ",.4g", unit: str = "") -> str:
 
 def groups(titled: Iterable[tuple[str, Iterable[Sequence[str]]]], *, stderr: bool) -> None:
     """The parts of a report, each a title over its rows."""
-    console = _console(stderr=stderr)
     for title, lines in titled:
-        console.print(f"[bold]{_escaped(title)}[/]", highlight=False)
+        _console(stderr=stderr).print(title, style="bold")
         rows([(f"  {label}", *others) for label, *others in lines], stderr=stderr)
 
 
@@ -62,7 +75,7 @@ def rows(lines: Iterable[Sequence[str]], *, stderr: bool) -> None:
     table.add_column(overflow="fold")  # a path that is too long is broken, not cut
     table.add_column(style="dim", overflow="fold")
     for line in lines:
-        table.add_row(*map(_escaped, line))
+        table.add_row(*line)
     _console(stderr=stderr).print(table)
 
 
@@ -74,7 +87,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 
     for place, name in enumerate(columns):
         grid.add_column(name, justify="left" if place < left else "right", no_wrap=place == 0)
     for row in rows:
-        grid.add_row(*map(_escaped, row))
+        grid.add_row(*row)
     _console(stderr=False).print(grid)
 
 
@@ -91,7 +104,7 @@ def _console(*, stderr: bool) -> "Console":
             _give_up_stderr()
 
     stream = sys.stderr if stderr else sys.stdout
-    return OurConsole(file=stream, width=None if stream.isatty() else 160, highlight=False, emoji=False)
+    return OurConsole(file=stream, width=None if stream.isatty() else 160, highlight=False, markup=False, emoji=False)
 
 
 def _give_up_stderr() -> None:
@@ -99,9 +112,3 @@ def _give_up_stderr() -> None:
     from nanogpt_cli.runs.views import give_up
 
     give_up(sys.stderr)
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

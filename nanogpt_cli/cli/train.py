@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nanogpt_cli.cli import complete, show
-from nanogpt_cli.cli.machines import taken
-from nanogpt_cli.cli.options import with_settings
+from nanogpt_cli.cli.options import DryRun, flag, machines, with_settings
 from nanogpt_cli.config.layers import FLAG, Layer, Layered, combine, config_layer, flag_layer
 from nanogpt_cli.config.presets import preset_layer, preset_path
 from nanogpt_cli.config.schema import settings
@@ -21,15 +20,11 @@ if TYPE_CHECKING:
 def train(
     preset: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Start from a recipe; nanogpt presets lists them.", autocompletion=complete.presets
-        ),
+        flag("NAME", "Start from a recipe; nanogpt presets lists them.", autocompletion=complete.presets),
     ] = None,
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings in TOML, over the preset's.")] = None,
-    run: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the run is kept [default: runs/NAME, a free one].")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    config: Annotated[Path | None, flag("FILE", "Settings in TOML, over the preset's.")] = None,
+    run: Annotated[Path | None, flag("DIR", "Where the run is kept [default: runs/NAME, a free one].")] = None,
+    dry_run: DryRun = False,
     or_resume: Annotated[
         bool, typer.Option("--or-resume", help="Continue if DIR holds this run already: for jobs that are requeued.")
     ] = False,
@@ -41,14 +36,14 @@ def train(
     """
     from nanogpt_cli.cli.carry_out import carry_out
 
-    machines = taken(flags)
-    layered = combine(*_layers(preset, config, flags))
-    carry_out(
-        lambda **machine: _plan(layered, preset, config, run, or_resume, **machine),
-        lambda: layered.config.system.gpus,
-        machines,
-        dry_run=dry_run,
-    )
+    where = machines(flags)
+    layers = [*([preset_layer(preset)] if preset else []), *([config_layer(config)] if config else [])]
+    layered = combine(*layers, flag_layer(flags))
+
+    def make_plan(**machine: Any) -> "Plan":
+        return _plan(layered, preset, config, run, or_resume, **machine)
+
+    carry_out(make_plan, lambda: layered.config.system.gpus, where, dry_run=dry_run)
 
 
 def _plan(
@@ -72,11 +67,6 @@ def _plan(
     return plan_run(layered, path, **machine)
 
 
-def _layers(preset: str | None, config: Path | None, flags: dict[str, Any]) -> list[Layer]:
-    given = [preset_layer(preset)] if preset else []
-    return [*given, *([config_layer(config)] if config else []), flag_layer(flags)]
-
-
 def _base_name(preset: str | None, config: Path | None, layered: Layered) -> str:
     """The config file's name, else the preset's (with the data set where it is another), else the data set's."""
     if config is not None:
@@ -91,13 +81,13 @@ def _base_name(preset: str | None, config: Path | None, layered: Layered) -> str
 
 def _with_prepared_data(layered: Layered) -> Layered:
     """Make sure that the data set is there: a text file is prepared first, and so is a small one of the catalogue."""
-    from nanogpt_cli.cli.prepare import Shown
+    from nanogpt_cli.cli.progress import Preparing
     from nanogpt_cli.data.prepare import ensure_prepared
 
     data = layered.config.data
     if data.data_dir is None:
-        with Shown() as shown:
-            name = ensure_prepared(data.dataset, progress=shown)
+        with Preparing() as told:
+            name = ensure_prepared(data.dataset, progress=told)
         if name != data.dataset:
             layered.config = layered.config.replace("data", dataset=name)
     return layered

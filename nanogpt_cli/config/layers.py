@@ -80,7 +80,7 @@ def combine(*layers: Layer) -> Layered:
     Raises:
         UserError: every problem at once, each with its origin and key.
     """
-    values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     problems: list[str] = []
     for layer in layers:
@@ -94,29 +94,35 @@ def combine(*layers: Layer) -> Layered:
                 known = settings().get(key)
                 if known is None or known.section != section:
                     problems.append(_unknown(layer.origin, section, key))
-                    continue
-                values[section][key], origins[key] = value, layer.origin
-    problems += _misfits(values, origins)
-    if problems:
-        raise UserError(listed(problems))
-    sections: dict[str, Any] = {section: cls(**values[section]) for section, cls in SECTIONS.items()}
-    config = Config(**sections)
-    if problems := contradictions(config, origins):
-        raise UserError(listed(problems))
+                else:
+                    values[key], origins[key] = value, layer.origin
+    _refuse(problems + _misfits(values, origins))
+    tables: Tables = {section: {} for section in SECTIONS}
+    for key, value in values.items():
+        tables[settings()[key].section][key] = value
+    config = Config(**{section: cls(**tables[section]) for section, cls in SECTIONS.items()})  # type: ignore[arg-type]
+    _refuse(_contradictions(config, origins))
     return Layered(config, origins)
 
 
-def _misfits(values: dict[str, dict[str, Any]], origins: dict[str, str]) -> list[str]:
+def _refuse(problems: list[str]) -> None:
+    """Raise one problem as a line, several under a heading."""
+    if len(problems) > 1:
+        problems = [f"{len(problems)} problems in the settings:", *(f"  {problem}" for problem in problems)]
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+def _misfits(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
     """Only what still counts after layering is checked: a flag may mend a file."""
     problems = []
-    for section, table in values.items():
-        for key, value in table.items():
-            known = settings()[key]
-            try:
-                known.check(value)
-            except ValueError as error:
-                where = known.flag if origins[key] == FLAG else f"{origins[key]}: [{section}] {key}"
-                problems.append(f"{where} is {shown(value)}: {error}.")
+    for key, value in values.items():
+        known = settings()[key]
+        try:
+            known.check(value)
+        except ValueError as error:
+            where = known.flag if origins[key] == FLAG else f"{origins[key]}: [{known.section}] {key}"
+            problems.append(f"{where} is {shown(value)}: {error}.")
     return problems
 
 
@@ -137,7 +143,7 @@ def _unknown(origin: str, section: str, key: str) -> str:
     return f"{origin}: [{section}] {shown(key).strip(chr(39))}: unknown setting.{home}"
 
 
-def contradictions(config: Config, origins: dict[str, str]) -> list[str]:
+def _contradictions(config: Config, origins: dict[str, str]) -> list[str]:
     """Settings that are fine alone and wrong together, each with what to change."""
     m, o, t = config.model, config.optim, config.train
     found = []
@@ -184,10 +190,3 @@ def without_effect(config: Config, origins: dict[str, str]) -> list[str]:
 def _blame(text: str, origins: dict[str, str]) -> str:
     named = [origins[key] for key in origins if f"{key} =" in text and origins[key] != FLAG]
     return f"{named[0]}: " if named else ""
-
-
-def listed(problems: list[str]) -> str:
-    """One problem as a line, several under a heading."""
-    if len(problems) == 1:
-        return problems[0]
-    return f"{len(problems)} problems in the settings:\n" + "\n".join(f"  {p}" for p in problems)

@@ -1,6 +1,8 @@
 """Where a nanoGPT user finds what there was called otherwise, and nanoGPT's Python configs as TOML, never executed."""
 
 import ast
+import operator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +30,13 @@ ELSEWHERE = {
     "output": "Results go to stdout: type > FILE behind the command.",
     "preset": "A recipe is for nanogpt train and nanogpt mfu; a run keeps its settings.",
     "config": "A file of settings is for nanogpt train; a run keeps its settings.",
+}
+ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
 }
 # words in the place of a command, of nanoGPT's scripts and of other programs
 COMMANDS = {
@@ -94,21 +103,12 @@ def _assignment(node: ast.stmt) -> tuple[str | None, Any]:
 
 
 def _constant(node: ast.expr) -> Any:
-    if isinstance(node, ast.BinOp):
-        left, right = _constant(node.left), _constant(node.right)
-        if isinstance(left, int | float) and isinstance(right, int | float):
-            if isinstance(node.op, ast.Mult):
-                return left * right
-            if isinstance(node.op, ast.Add):
-                return left + right
-            if isinstance(node.op, ast.Sub):
-                return left - right
-            if isinstance(node.op, ast.Div):
-                return left / right
-            if isinstance(node.op, ast.FloorDiv):
-                return left // right
+    if not isinstance(node, ast.BinOp):
+        return ast.literal_eval(node)
+    left, right, apply = _constant(node.left), _constant(node.right), ARITHMETIC.get(type(node.op))
+    if apply is None or not isinstance(left, int | float) or not isinstance(right, int | float):
         raise ValueError
-    return ast.literal_eval(node)
+    return apply(left, right)
 
 
 def _translate(name: str, value: Any) -> tuple[str | None, Any, str]:

@@ -3,6 +3,7 @@
 Plain dataclasses and no validation library: every `--help` pays for reading the schema.
 """
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -30,16 +31,15 @@ class Setting:
     choices: tuple[str, ...]  # the only texts allowed, where there are any
     optional: bool  # unset is a value: None here, an absent key in TOML, `none` as a flag
     default: Any
-    text: str
-    resume: Resume
-    unit: str
-    derived: str  # what an unset optional setting becomes, in words
-    ge: float | None
-    gt: float | None
-    le: float | None
-    lt: float | None
-    pattern: str
-    pattern_text: str
+    text: str  # for help
+    resume: Resume = "free"
+    unit: str = ""
+    derived: str = ""  # what an unset optional setting becomes, in words
+    ge: float | None = None
+    gt: float | None = None
+    lt: float | None = None
+    pattern: str = TEXT
+    pattern_text: str = "a text (not empty, no control characters)"
 
     @property
     def flag(self) -> str:
@@ -70,15 +70,11 @@ class Setting:
             return text
         if self.optional and text.lower() == "none":
             return None
-        if text in self.choices or self._words_only:
-            return ON_OFF[BOOLEANS[text.lower()]] if "on" in self.choices and text.lower() in BOOLEANS else text
-        if self.kind is bool:
+        if self.kind is bool or "on" in self.choices:
             return BOOLEANS.get(text.lower(), text)
         if self.kind in (int, float):
-            try:
+            with contextlib.suppress(ValueError):
                 return self.kind(text)
-            except ValueError:
-                return text
         return text
 
     @property
@@ -92,7 +88,6 @@ class Setting:
             (abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value))
             and (self.ge is None or value >= self.ge)
             and (self.gt is None or value > self.gt)
-            and (self.le is None or value <= self.le)
             and (self.lt is None or value < self.lt)
         )
 
@@ -105,29 +100,15 @@ class Setting:
             return "true or false"
         if self.kind is str:
             return self.pattern_text
-        bounds = [("of at least", self.ge), ("above", self.gt), ("of at most", self.le), ("below", self.lt)]
+        bounds = [("of at least", self.ge), ("above", self.gt), ("below", self.lt)]
         limits = " and ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
         number = "a whole number" if self.kind is int else "a number"
         return " or ".join([*self.choices, f"{number} {limits}".strip()])
 
 
-def setting(
-    default: Any,
-    text: str,
-    *,
-    resume: Resume = "free",
-    unit: str = "",
-    derived: str = "",
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
-    pattern: str = TEXT,
-    pattern_text: str = "a text (not empty, no control characters)",
-) -> Any:
-    """One setting with its help, limits and unit. `derived` says in words what an unset optional setting becomes."""
-    notes = {key: value for key, value in locals().items() if key != "default"}
-    return dataclasses.field(default=default, metadata=notes)
+def setting(default: Any, text: str, **more: Any) -> Any:
+    """One setting with its help; `more` are fields of `Setting`: its limits, unit and so on."""
+    return dataclasses.field(default=default, metadata={"text": text, **more})
 
 
 def fixed(default: Any, text: str, **more: Any) -> Any:
@@ -154,16 +135,15 @@ class Section:
             raise UserError("\n".join(problems))
 
 
-_READ: dict[str, dict[str, Setting]] = {}  # every Section class is read once
+_READ: dict[type[Section], dict[str, Setting]] = {}  # every class is read once
 
 
 def settings_of(cls: type[Section]) -> dict[str, Setting]:
     """The settings of one section by name."""
-    if cls.__name__ not in _READ:
-        hints = get_type_hints(cls)
-        section = cls.__name__.removesuffix("Settings").lower()
-        _READ[cls.__name__] = {f.name: _declared(section, f, hints[f.name]) for f in dataclasses.fields(cls)}
-    return _READ[cls.__name__]
+    if cls not in _READ:
+        hints, section = get_type_hints(cls), cls.__name__.removesuffix("Settings").lower()
+        _READ[cls] = {f.name: _declared(section, f, hints[f.name]) for f in dataclasses.fields(cls)}
+    return _READ[cls]
 
 
 def _declared(section: str, field: "dataclasses.Field[Any]", hint: Any) -> Setting:

@@ -24,16 +24,9 @@ class Entry:
     shards: int = 0
     shard_val: float = 0.0
     download_bytes: int = 0
-    text_bytes: int = 0
     tokens: int = 0
     preset: str | None = None
     expect: dict[str, int] = field(default_factory=dict)
-    pins: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    @property
-    def small(self) -> bool:
-        """Whether it is fetched without being asked for."""
-        return self.file is not None
 
 
 @cache

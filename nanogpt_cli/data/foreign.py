@@ -97,15 +97,13 @@ def read_meta_pkl(path: Path) -> tuple[int, str | None]:
         raise UserError(f"{path}: vocab_size should be a whole number above 0.")
     if itos is None and stoi is None:
         return vocab_size, None
-    names_fit = (
-        isinstance(itos, dict)
-        and isinstance(stoi, dict)
-        and len(itos) == vocab_size
-        and set(itos) == set(range(vocab_size))
-        and all(isinstance(text, str) for text in itos.values())
-        and stoi == {text: number for number, text in itos.items()}
-    )
-    if not names_fit or not isinstance(itos, dict):
+    if (
+        not isinstance(itos, dict)
+        or len(itos) != vocab_size
+        or set(itos) != set(range(vocab_size))
+        or not all(isinstance(text, str) for text in itos.values())
+        or stoi != {text: number for number, text in itos.items()}
+    ):
         raise UserError(
             f"{path}: itos and stoi should name the ids 0 to {vocab_size - 1}, each the reverse of the other, and do "
             "not. Prepare the data set again."

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nanogpt_cli.data.catalogue import Entry
 from nanogpt_cli.data.documents import pyarrow_for
@@ -21,6 +21,7 @@ from nanogpt_cli.data.sources import CONNECT_SECONDS, Say, sha256_of, silent
 from nanogpt_cli.errors import NanogptError, UserError
 
 PATIENCE = 10.0  # seconds between two words about a download that the work waits for
+INSTEAD = "With a copy of the repository in a folder: --source FOLDER. Nothing was changed."
 EXTRA = "pip install 'nanogpt-cli[hf]'"
 
 
@@ -33,23 +34,10 @@ class HubFile:
     sha256: str | None = None
 
 
-class Hub(Protocol):
-    """A repository at one revision."""
-
-    name: str
-    remote: bool  # whether what `fetch` gives is a copy, to be deleted after use
-
-    def files(self, pattern: str) -> list[HubFile]:
-        """The files whose paths match, sorted; NanogptError if the hub does not answer."""
-
-    def fetch(self, file: HubFile, folder: Path) -> Path:
-        """The file itself, below `folder` if it has to be fetched; NanogptError if that fails."""
-
-
 class FolderHub:
     """A copy of a repository on this machine."""
 
-    remote = False
+    remote = False  # whether what `fetch` gives is a copy, to be deleted after use
 
     def __init__(self, source: str) -> None:
         folder = Path(source.removeprefix("file:")).expanduser()
@@ -61,12 +49,12 @@ class FolderHub:
         self.sums = {path.lstrip("*"): digest for digest, path in (line.split(maxsplit=1) for line in lines if line)}
 
     def files(self, pattern: str) -> list[HubFile]:
-        """See `Hub`."""
+        """The files whose paths match, sorted."""
         found = {path.relative_to(self.folder).as_posix(): path for path in self.folder.glob(pattern)}
         return [HubFile(name, found[name].stat().st_size, self.sums.get(name)) for name in sorted(found)]
 
     def fetch(self, file: HubFile, folder: Path) -> Path:
-        """See `Hub`."""
+        """The file itself, where it lies; nothing comes to `folder`."""
         return self.folder / file.path
 
 
@@ -89,22 +77,29 @@ class HuggingFaceHub:
         self.name, self.repository, self.revision = f"{repository} at {revision[:8]}", repository, revision
 
     def files(self, pattern: str) -> list[HubFile]:
-        """See `Hub`. Asked directly: the library tries an unreachable hub for half a minute."""
+        """The files whose paths match, sorted; NanogptError if the hub does not answer.
+
+        Asked directly: the library tries an unreachable hub for half a minute.
+        """
         folder = pattern.rpartition("/")[0]
         url = f"{self.endpoint}/api/datasets/{self.repository}/tree/{self.revision}/{folder}"
         if self.offline:
-            raise NanogptError(f"{self.name} cannot be listed: HF_HUB_OFFLINE is set. {self._instead()}")
+            raise NanogptError(f"{self.name} cannot be listed: HF_HUB_OFFLINE is set. {INSTEAD}")
         try:
             with urllib.request.urlopen(url, timeout=CONNECT_SECONDS) as answer:
                 listing: list[dict[str, Any]] = json.load(answer)
         except (OSError, ValueError) as error:
-            raise NanogptError(f"{self.name} cannot be listed: {error} ({url}). {self._instead()}") from error
+            raise NanogptError(f"{self.name} cannot be listed: {error} ({url}). {INSTEAD}") from error
         found = [entry for entry in listing if fnmatch.fnmatchcase(entry["path"], pattern)]
         files = [HubFile(entry["path"], entry["size"], (entry.get("lfs") or {}).get("oid")) for entry in found]
         return sorted(files, key=lambda file: file.path)
 
     def fetch(self, file: HubFile, folder: Path) -> Path:
-        """See `Hub`. A download that was cut short goes on where it stopped."""
+        """The file, below `folder`. A download that was cut short goes on where it stopped.
+
+        Raises:
+            NanogptError: it could not be fetched.
+        """
         try:
             path = self.download(
                 self.repository, file.path, repo_type="dataset", revision=self.revision, local_dir=folder
@@ -115,8 +110,8 @@ class HuggingFaceHub:
             ) from error
         return Path(path)
 
-    def _instead(self) -> str:
-        return "With a copy of the repository in a folder: --source FOLDER. Nothing was changed."
+
+Hub = FolderHub | HuggingFaceHub
 
 
 class HubInputs:

@@ -23,16 +23,15 @@ import numpy.typing as npt
 
 from nanogpt_cli.data.documents import Reading
 from nanogpt_cli.data.inputs import Inputs
-from nanogpt_cli.data.splits import Split
+from nanogpt_cli.data.splits import SplitRule
 from nanogpt_cli.data.tokenizers import CharTokenizer, Tokenizer, get_tokenizer
+from nanogpt_cli.data.tokens import FORMAT, META, WORK
 from nanogpt_cli.data.units import Text
 from nanogpt_cli.data.workers import Cursor, encoded, usual_workers
 from nanogpt_cli.data.writer import SPLITS, STATE, Writer
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.files import make_folder, sync_folder, user_cache, write_toml
 
-META, WORK = "meta.toml", ".prepare"
-FORMAT = 1
 SMALL_BYTES, MOST_CHARACTERS = 10_000_000, 10_000  # own text up to this size and alphabet is taken by characters
 PARALLEL_BYTES = 8_000_000  # below this, starting processes takes longer than the work
 EOT_RULES = {
@@ -71,7 +70,7 @@ class Job:
     inputs: Inputs
     source: dict[str, Any]  # for meta.toml
     tokenizer: str  # "auto", "char", "bytes" or an encoding of tiktoken
-    split: Split
+    split: SplitRule
     reading: Reading = field(default_factory=Reading)
     end_of_text: bool = True  # after every document
     expect: dict[str, int] = field(default_factory=dict)  # tokens by split
@@ -103,16 +102,16 @@ def run(job: Job, *, workers: int | None = None, force: bool = False, progress: 
     if job.folder.exists() and not job.folder.is_dir():
         raise UserError(f"{job.folder} is a file, where the token files need a folder. Give them another: --name NAME.")
     with _one_at_a_time(job.folder, progress):
-        meta = None if force else _already(job)
-        already = meta is not None
-        if meta is not None:
+        found = None if force else _already(job)
+        if found is not None:
+            meta = found
             shutil.rmtree(job.folder / WORK, ignore_errors=True)  # of a process killed when all but this was done
         else:
             with _work_folder(job, progress) as work:
                 if not (work / META).is_file():  # else nothing but the last renames is missing
                     write_toml(work / META, _make(job, work, workers, progress))
                 meta = _install(work, job.folder)
-    return Prepared(job.folder, meta, already, time.perf_counter() - started)
+    return Prepared(job.folder, meta, found is not None, time.perf_counter() - started)
 
 
 def _already(job: Job) -> dict[str, Any] | None:
@@ -181,7 +180,7 @@ def _make(job: Job, work: Path, workers: int | None, progress: Progress) -> dict
         with contextlib.closing(encoded(text.units(writer.cursor, cut), tokenizer, ending, processes)) as done:
             for unit, ids in done:
                 writer.add(unit, ids)
-                progress.at(unit.share, writer.documents, writer.text_bytes, sum(writer.tokens))
+                progress.at(unit.share, writer.cursor.documents, writer.text_bytes, sum(writer.tokens))
         tail = job.split.cut(writer.tokens[0]) if job.split.rule == "tail" and cut is None else None
         counts = writer.tokens if tail is None else (tail, writer.tokens[0] - tail)
         if not all(counts):
@@ -222,6 +221,7 @@ def _meta(job: Job, tokenizer: Tokenizer, ending: str, writer: Writer) -> dict[s
         if counts[split] != expected
     ]
     dtype = tokenizer.dtype.newbyteorder("<")
+    splits = {split: _measured(path, counts[split], dtype) for split, path in zip(SPLITS, writer.paths, strict=True)}
     return {
         "format": FORMAT,
         "name": job.name,
@@ -231,13 +231,13 @@ def _meta(job: Job, tokenizer: Tokenizer, ending: str, writer: Writer) -> dict[s
         "split_rule": job.split.words(),
         "request": writer.request,
         "warnings": warnings,
-        "splits": {split: _measured(writer.work / f"{split}.bin", n, dtype) for split, n in counts.items()},
+        "splits": splits,
         "tokenizer": tokenizer.to_toml(),
         "source": {**job.source, "files": len(job.inputs.labels), "paths": _readable(job.inputs.labels[:100])},
         "statistics": {
-            "documents": writer.documents,
+            "documents": writer.cursor.documents,
             "empty_documents": writer.cursor.empty,
-            "characters": writer.characters,
+            "characters": writer.cursor.characters,
             "text_bytes": writer.text_bytes,
         },
     }

@@ -1,7 +1,7 @@
 """What can be asked for: a data set by its name, own text by its paths, or whatever a run needs and is not there."""
 
-import contextlib
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ from nanogpt_cli.data.catalogue import Entry
 from nanogpt_cli.data.documents import COMPRESSED, Reading, file_kind
 from nanogpt_cli.data.hub import EXTRA, FolderHub, Hub, HubInputs, HuggingFaceHub
 from nanogpt_cli.data.inputs import LocalFiles, PinnedInput, find_files, spooled
-from nanogpt_cli.data.job import META, WORK, Job, Prepared, Progress, Quiet, run
-from nanogpt_cli.data.splits import Split, own_split
+from nanogpt_cli.data.job import Job, Prepared, Progress, Quiet, run
+from nanogpt_cli.data.splits import SplitRule, own_split
+from nanogpt_cli.data.tokens import META, WORK
 from nanogpt_cli.errors import UserError, did_you_mean, typed
 
 ROOT = Path("data")
@@ -65,7 +66,7 @@ def _file_job(entry: Entry, common: dict[str, Any], progress: Progress) -> Job:
         **common,
         inputs=PinnedInput(file, progress.say),
         source={"name": entry.name, "url": file.urls[0], "sha256": file.sha256},
-        split=Split("tail"),
+        split=SplitRule("tail"),
         end_of_text=False,
         expect=entry.expect if common["tokenizer"] == entry.tokenizer else {},
     )
@@ -84,7 +85,7 @@ def _hub_job(entry: Entry, common: dict[str, Any], shards: int | None, source: s
         **common,
         inputs=HubInputs(hub, entry, count, common["folder"] / WORK / "downloads", progress.say),
         source={"name": entry.name, "hub": entry.hub, "revision": entry.revision, "of": entry.shards},
-        split=Split(**rule, first_val_file=count),
+        split=SplitRule(**rule, first_val_file=count),
         expect=entry.expect if whole else {},
     )
 
@@ -96,7 +97,7 @@ def prepare_paths(
     folder: Path | None = None,
     tokenizer: str | None = None,
     reading: Reading | None = None,
-    split: Split | None = None,
+    split: SplitRule | None = None,
     workers: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
@@ -118,18 +119,15 @@ def prepare_paths(
         UserError: a path or name that will not do, or text that cannot be read as it should.
         NanogptError: the disk is full. The same call goes on from what is complete.
     """
-    for word in words:
-        if len(words) > 1 and catalogue.find(word) is not None:
+    for word in words if len(words) > 1 else []:
+        if word == "-":
+            raise UserError("- is stdin and stands alone; to take both, give files.")
+        if catalogue.find(word) is not None:
             raise UserError(f"{word} is a known data set, prepared by itself; for a file write ./{word}.")
     name = _checked(name or default_name(words))
     folder = folder or ROOT / name
-    with contextlib.ExitStack() as stack:
-        if "-" in words:
-            if len(words) > 1:
-                raise UserError("- is stdin and stands alone; to take both, give files.")
-            inputs = stack.enter_context(spooled(sys.stdin.buffer, folder))
-        else:
-            inputs = LocalFiles(find_files(words))
+    given = spooled(sys.stdin.buffer, folder) if words == ["-"] else nullcontext(LocalFiles(find_files(words)))
+    with given as inputs:
         job = Job(
             name=name,
             folder=folder,

@@ -14,7 +14,7 @@ VAL_MOST = 10_000_000  # tokens of val unless a fraction is asked for
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitRule:
     """A rule. "tail" and "head" cut the stream of tokens, the others place whole documents.
 
     tail: the last `fraction`, at most `most` tokens; counted in characters where they are known beforehand
@@ -72,7 +72,7 @@ class Split:
         }[self.rule]
 
 
-def own_split(kind: str, fraction: float | None = None, seed: int | None = None) -> Split:
+def own_split(kind: str, fraction: float | None = None, seed: int | None = None) -> SplitRule:
     """The rule for own text: "position" or "documents".
 
     Raises:
@@ -81,7 +81,7 @@ def own_split(kind: str, fraction: float | None = None, seed: int | None = None)
     if fraction is not None and not 0 < fraction < 1:
         raise UserError(f"--val-fraction {fraction}: a share between 0 and 1, such as {VAL_FRACTION}.")
     if kind == "documents":
-        return Split("documents", fraction or VAL_FRACTION, seed=seed or 0)
+        return SplitRule("documents", fraction or VAL_FRACTION, seed=seed or 0)
     if seed is not None:
         raise UserError("--split-seed chooses documents: add --split documents.")
-    return Split("tail", fraction or VAL_FRACTION, VAL_MOST if fraction is None else None)
+    return SplitRule("tail", fraction or VAL_FRACTION, VAL_MOST if fraction is None else None)

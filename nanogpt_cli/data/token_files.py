@@ -13,14 +13,12 @@ from nanogpt_cli.data.tokenizers import (
     get_tokenizer,
     tokenizer_from_toml,
 )
-from nanogpt_cli.data.tokens import DataSet, TokenFile, Tokens, difference, prepare_line
+from nanogpt_cli.data.tokens import FORMAT, META, WORK, DataSet, TokenFile, Tokens, difference, prepare_line
 from nanogpt_cli.data.verify import Progress, check_content, check_ids, looks_like_uint32, silent
 from nanogpt_cli.errors import UserError, typed
 
 __all__ = ["DataSet", "TokenFile", "Tokens", "check_fits", "difference", "open_data_set"]
 
-META, META_FORMAT = "meta.toml", 1
-WORK = ".prepare"  # stands in a folder that prepare has not finished
 GPT2_IDS, GPT2_ROWS = 50_257, 50_304  # the ids, and the table from scratch: padded to a multiple of 64, as in nanoGPT
 LLAMA3_IDS = 128_256
 UNREADABLE = "samples are ids, not text"
@@ -116,8 +114,8 @@ def _read_meta(path: Path) -> dict[str, Any]:
         meta = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise _damaged(path, str(error)) from error
-    if _field(path, meta, "format", int) != META_FORMAT:
-        raise UserError(f"{path} has format {meta['format']}; this version reads {META_FORMAT}. Update nanogpt-cli.")
+    if _field(path, meta, "format", int) != FORMAT:
+        raise UserError(f"{path} has format {meta['format']}; this version reads {FORMAT}. Update nanogpt-cli.")
     if _field(path, meta, "dtype", str) not in DTYPES:
         raise _damaged(path, f"dtype {meta['dtype']!r} is neither uint16 nor uint32")
     return meta

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Ids = npt.NDArray[np.int64]
 
+META, FORMAT = "meta.toml", 1  # what makes a folder of token files a data set of ours
+WORK = ".prepare"  # stands in a folder that prepare has not finished
 OPEN_FILES = 64  # shards kept open at once; some systems allow a process 256 files
 SAMPLED_BLOCKS, SAMPLED_TOKENS = 64, 1024
 
@@ -162,7 +164,8 @@ def check_batch(batch: Ids, offsets: Ids, tokens: Tokens, vocab_size: int) -> No
         return
     row, column = np.argwhere(batch >= vocab_size)[0].tolist()
     token = int(batch[row, column])
-    raise bad_id(tokens, int(offsets[row]) + column, token, vocab_size, _fitting_table(token))
+    advice = f"Prepare the data set again, or start a run with a table that holds it: --vocab-size {token + 1}."
+    raise bad_id(tokens, int(offsets[row]) + column, token, vocab_size, advice)
 
 
 def bad_id(tokens: Tokens, position: int, token: int, vocab_size: int, advice: str) -> UserError:
@@ -178,10 +181,5 @@ def prepare_line(folder: Path) -> str:
     """The command that makes the data set of a folder."""
     from nanogpt_cli.data.catalogue import find  # only for messages
 
-    return (
-        f"nanogpt prepare {folder.name}" if find(folder.name) else f"nanogpt prepare PATH --name {typed(folder.name)}"
-    )
-
-
-def _fitting_table(highest_id: int) -> str:
-    return f"Prepare the data set again, or start a run with a table that holds it: --vocab-size {highest_id + 1}."
+    name = folder.name
+    return f"nanogpt prepare {name}" if find(name) else f"nanogpt prepare PATH --name {typed(name)}"

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from nanogpt_cli.data.documents import Documents, Piece, Reading
 from nanogpt_cli.data.inputs import Inputs
-from nanogpt_cli.data.splits import Split
+from nanogpt_cli.data.splits import SplitRule
 from nanogpt_cli.data.tokenizers import code_points
 from nanogpt_cli.data.workers import Cursor, Unit
 
@@ -22,7 +22,7 @@ class Text:
 
     inputs: Inputs
     reading: Reading
-    split: Split
+    split: SplitRule
 
     def units(self, cursor: Cursor, cut: int | None = None) -> Iterator[Unit]:
         """Everything from `cursor` on, a portion at a time. Empty documents are left out and counted.
@@ -59,12 +59,10 @@ class Text:
         """Count characters and documents; None if the text is longer than `most_bytes` in UTF-8."""
         scan, text_bytes = Scan(), 0
         for unit in self.units(Cursor()):
-            for text, ends in unit.pieces:
-                points = code_points(text)
-                scan.counts += np.bincount(points, minlength=CODE_POINTS)
-                scan.characters += len(text)
-                scan.documents += ends
-                text_bytes += len(text.encode())
+            text = "".join(piece.text for piece in unit.pieces)
+            scan.counts += np.bincount(code_points(text), minlength=CODE_POINTS)
+            scan.characters, scan.documents = unit.after.characters, unit.after.documents
+            text_bytes += len(text.encode())
             if most_bytes is not None and text_bytes > most_bytes:
                 return None
         return scan

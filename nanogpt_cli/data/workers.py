@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nanogpt_cli.data.documents import Piece
-from nanogpt_cli.data.tokenizers import Tokenizer, tokenizer_from_toml
+from nanogpt_cli.data.tokenizers import Ids, Tokenizer, tokenizer_from_toml
 from nanogpt_cli.errors import NanogptError
 
 
@@ -26,6 +26,11 @@ class Cursor(NamedTuple):
     empty: int = 0
     characters: int = 0
 
+    @property
+    def documents(self) -> int:
+        """Those that are not empty."""
+        return self.row - self.empty
+
 
 class Unit(NamedTuple):
     """Work for one worker: pieces in order, whether each belongs to val, and where the input stands after them."""
@@ -37,12 +42,10 @@ class Unit(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """The ids of a unit as bytes of token files, train and val, and what was counted."""
+    """The ids of a unit as bytes of token files, and the bytes of its text in UTF-8."""
 
-    ids: tuple[bytes, bytes]
-    highest: tuple[int, int]
-    documents: int
-    characters: int
+    train: bytes
+    val: bytes
     text_bytes: int
 
 
@@ -52,26 +55,24 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer, ending: str) -> None:
         self.tokenizer = tokenizer
         self.newline = ending == "newline"
-        self.eot = np.array([tokenizer.eot] if ending == "eot" else [], tokenizer.dtype)
+        self.eot: Ids = np.array([tokenizer.eot] if ending == "eot" else [], tokenizer.dtype)
 
     def __call__(self, unit: Unit) -> Encoded:
         """The ids of a unit."""
-        parts: tuple[list[Any], list[Any]] = ([self.eot[:0]], [self.eot[:0]])
-        documents = characters = text_bytes = 0
-        for (text, ends), val in zip(unit.pieces, unit.val, strict=True):
-            characters += len(text)
+        train, val, text_bytes = list[Ids](), list[Ids](), 0
+        for (text, ends), in_val in zip(unit.pieces, unit.val, strict=True):
+            part = val if in_val else train
             text_bytes += len(text) if text.isascii() else len(text.encode())
-            documents += ends
             if ends and self.newline and not text.endswith("\n"):
                 text += "\n"
-            parts[val].append(self.tokenizer.encode(text))
+            part.append(self.tokenizer.encode(text))
             if ends:
-                parts[val].append(self.eot)
-        train, val_ids = np.concatenate(parts[0]), np.concatenate(parts[1])
-        highest = int(train.max(initial=0)), int(val_ids.max(initial=0))
+                part.append(self.eot)
+        return Encoded(self._bytes(train), self._bytes(val), text_bytes)
+
+    def _bytes(self, parts: list[Ids]) -> bytes:
         little = self.tokenizer.dtype.newbyteorder("<")
-        ids = train.astype(little, copy=False).tobytes(), val_ids.astype(little, copy=False).tobytes()
-        return Encoded(ids, highest, documents, characters, text_bytes)
+        return b"".join(part.astype(little, copy=False).tobytes() for part in parts)
 
 
 def usual_workers() -> int:

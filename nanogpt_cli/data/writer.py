@@ -18,11 +18,6 @@ SPLITS = ("train", "val")
 SAVE_SECONDS = 5.0
 
 
-def _size(work: Path, split: str) -> int:
-    path = work / f"{split}.bin"
-    return path.stat().st_size if path.exists() else 0
-
-
 class Writer:
     """Appends units; a context manager. What follows the last note is dropped when the work goes on.
 
@@ -35,19 +30,19 @@ class Writer:
 
     def __init__(self, work: Path, request: str, itemsize: int, head: int = 0) -> None:
         self.work, self.request, self.itemsize, self.head = work, request, itemsize, head
-        self.cursor, self.bytes = Cursor(), [0, 0]
-        self.documents = self.characters = self.text_bytes = 0
+        self.cursor, self.bytes, self.text_bytes = Cursor(), [0, 0], 0
+        self.paths = [work / f"{split}.bin" for split in SPLITS]
         if (work / STATE).exists():
             state = json.loads((work / STATE).read_text(encoding="utf-8"))
-            if all(_size(work, split) >= size for split, size in zip(SPLITS, state["bytes"], strict=True)):
+            sizes = [path.stat().st_size if path.exists() else 0 for path in self.paths]
+            if all(size >= noted for size, noted in zip(sizes, state["bytes"], strict=True)):
                 self.cursor, self.bytes = Cursor(*state["cursor"]), state["bytes"]
-                self.documents, self.characters, self.text_bytes = state["counts"]
+                *_, self.text_bytes = state["counts"]
 
     def __enter__(self) -> "Writer":
         self.saved = time.monotonic()
         self.files: list[BinaryIO] = []
-        for split, size in zip(SPLITS, self.bytes, strict=True):
-            path = self.work / f"{split}.bin"
+        for path, size in zip(self.paths, self.bytes, strict=True):
             path.touch()
             file = path.open("r+b")
             self.files.append(file)
@@ -66,7 +61,7 @@ class Writer:
 
     def add(self, unit: Unit, encoded: Encoded) -> None:
         """Append the ids of the next unit."""
-        train, val = encoded.ids
+        train, val = encoded.train, encoded.val
         if self.head:
             place = max(0, self.head * self.itemsize - self.bytes[1])
             train, val = train[place:], train[:place]
@@ -75,15 +70,13 @@ class Writer:
                 self.files[which].write(data)
                 self.bytes[which] += len(data)
         self.cursor = unit.after
-        self.documents += encoded.documents
-        self.characters += encoded.characters
         self.text_bytes += encoded.text_bytes
         if time.monotonic() - self.saved > SAVE_SECONDS:
             self.save()
 
     def save(self) -> None:
         """Make what is written durable, then note it."""
-        counts = [self.documents, self.characters, self.text_bytes]
+        counts = [self.cursor.documents, self.cursor.characters, self.text_bytes]
         note = {"request": self.request, "cursor": self.cursor, "bytes": self.bytes, "counts": counts}
         with _full_disk_told(self.work):
             for file in self.files:

@@ -161,7 +161,7 @@ def test_tasks(call: Call, task: str) -> None:
     ("arguments", "words"),
     [
         (["nothing"], "no such model"),
-        (["a", "--split", "test"], "use val or train"),
+        (["a", "--split", "test"], "'test' is not one of 'val', 'train'"),
         (["a", "--data", "tiny", "--data-dir", "x"], "give one of them"),
         (["a", "--data", "unheard_of"], "data/unheard_of"),
         (["a", "--data-dir", "nowhere"], "There is no data set in nowhere"),

@@ -1,5 +1,6 @@
 """From text to a data set: which tokens, which split, and that nothing but a complete one looks complete."""
 
+import contextlib
 import json
 import os
 import tomllib
@@ -9,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanogpt_cli.data import catalogue, documents, job, units, workers, writer
+from nanogpt_cli.data import catalogue, documents, job, tokenizers, units, workers, writer
 from nanogpt_cli.data.documents import Reading
 from nanogpt_cli.data.job import Quiet
 from nanogpt_cli.data.prepare import default_name, ensure_prepared, prepare_named, prepare_paths
-from nanogpt_cli.data.splits import Split, own_split
+from nanogpt_cli.data.splits import SplitRule, own_split
 from nanogpt_cli.data.token_files import open_data_set
 from nanogpt_cli.errors import NanogptError, UserError
 
@@ -177,11 +178,20 @@ def test_val_is_at_most_so_much(tmp_path, monkeypatch):
     (tmp_path / "play.txt").write_text(PLAY, encoding="utf-8")
     for number, small in enumerate((10**7, 0)):
         monkeypatch.setattr(job, "SMALL_BYTES", small)
-        split = Split("tail", 0.1, 50)
+        split = SplitRule("tail", 0.1, 50)
         done = prepare_paths(["play.txt"], name=f"a{number}", tokenizer="bytes", split=split)
         assert done.meta["splits"]["val"]["tokens"] == 50 + (not number)  # the end of the text comes after its cut
     assert own_split("position").most == 10_000_000
     assert own_split("position", 0.3).most is None
+
+
+def test_small_documents_are_counted_together(tmp_path, monkeypatch):
+    """A table of all code points for each document would take a millisecond a document."""
+    counted = []
+    monkeypatch.setattr(units, "code_points", lambda text: counted.append(text) or tokenizers.code_points(text))
+    done = prepare_paths([rows(tmp_path / "many.jsonl", [f"document {n}" for n in range(3000)])], tokenizer="char")
+    assert done.meta["statistics"]["documents"] == 3000
+    assert len(counted) == 1
 
 
 def test_every_document_ends(tmp_path, gpt2):
@@ -290,7 +300,7 @@ def test_a_split_by_documents_is_stable(tmp_path):
 
 
 def test_karpathys_permutation():
-    split = Split(**catalogue.find("openwebtext").val)
+    split = SplitRule(**catalogue.find("openwebtext").val)
     chosen = [row for row in range(8_013_769) if row in split._val_rows]
     assert len(chosen) == 4007
     assert {4327249, 4286500, 2184614, 4793011, 1709068} <= set(chosen)
@@ -300,7 +310,7 @@ def test_karpathys_permutation():
 
 def test_another_permutation_is_noticed():
     with pytest.raises(NanogptError, match=r"numpy .* draws another permutation"):
-        Split("rows", fraction=0.1, rows=100, check="00").is_val(0, 3, "")
+        SplitRule("rows", fraction=0.1, rows=100, check="00").is_val(0, 3, "")
 
 
 # --- the same bytes whatever happens
@@ -320,9 +330,9 @@ def corpus(tmp_path):
 SPLITS = {
     "position": own_split("position"),
     "documents": own_split("documents", 0.4),
-    "head": Split("head", tokens=700),
-    "rows": Split("rows", fraction=0.3, rows=12, seed=1),
-    "files": Split("files", first_val_file=2),
+    "head": SplitRule("head", tokens=700),
+    "rows": SplitRule("rows", fraction=0.3, rows=12, seed=1),
+    "files": SplitRule("files", first_val_file=2),
 }
 
 
@@ -445,7 +455,8 @@ def test_a_worker_that_is_killed(corpus, small_units, monkeypatch):
             import multiprocessing
 
             for child in multiprocessing.active_children():
-                os.kill(child.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # the pool may have ended it meanwhile
+                    os.kill(child.pid, signal.SIGKILL)
 
     with pytest.raises(NanogptError, match=r"A worker process was killed.*--workers 1"):
         prepare_paths(corpus, name="a", tokenizer="bytes", workers=2, progress=Killer())

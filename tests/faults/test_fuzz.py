@@ -178,9 +178,10 @@ def extreme(name: str) -> st.SearchStrategy[Any]:
     low = known.ge if known.ge is not None else 0
     if known.kind is int:
         return st.sampled_from([low, low + 1, 2**31, 2**63 - 1])
-    high = known.lt or known.le
     tiny = [5e-324, 1e-300, 1e-45, 1e-8]
-    return st.sampled_from([*([low] if known.gt is None else []), *tiny, *([1 - 1e-9] if high else [1.0, 1e38, 1e300])])
+    return st.sampled_from(
+        [*([low] if known.gt is None else []), *tiny, *([1 - 1e-9] if known.lt else [1.0, 1e38, 1e300])]
+    )
 
 
 TRAINED = sorted(name for name in known_settings() if name not in ELSEWHERE and known_settings()[name].kind is not str)

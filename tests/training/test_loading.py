@@ -16,7 +16,7 @@ from nanogpt_cli.model.export import export_model
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.training import loading
 from nanogpt_cli.training.checkpoints import save_checkpoint
-from nanogpt_cli.training.loading import find_model, load_model
+from nanogpt_cli.training.loading import load_model
 from tests.models import ALPHABET, SETTINGS, checkpoint, make_run, nanogpt_checkpoint, random_model, random_weights
 
 NANOGPT = replace(SETTINGS, bias=False, activation="gelu")
