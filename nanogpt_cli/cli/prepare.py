@@ -1,5 +1,8 @@
 """`nanogpt prepare`: text to token files."""
 
+import contextlib
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -8,7 +11,7 @@ import typer
 from nanogpt_cli.cli import show
 from nanogpt_cli.cli.options import Json
 from nanogpt_cli.cli.progress import Preparing
-from nanogpt_cli.errors import UserError, typed
+from nanogpt_cli.errors import StoppedError, UserError, typed
 
 if TYPE_CHECKING:
     from nanogpt_cli.data.catalogue import Entry
@@ -86,7 +89,7 @@ def prepare(
     splitting = _given(split=split, val_fraction=val_fraction, split_seed=split_seed)
     fetching = _given(shards=shards, source=source)
     making = _given(name=name, folder=data_dir, tokenizer=tokenizer, workers=workers, force=force)
-    with Preparing() as told:
+    with _stopped_by_signals(), Preparing() as told:
         if entry is not None:
             _refuse(reading | splitting, OWN)
             done = prepare_named(entry, progress=told, **fetching, **making)
@@ -95,6 +98,22 @@ def prepare(
             rule = own_split(split or "position", val_fraction, split_seed)
             done = prepare_paths(what, reading=Reading(**reading), split=rule, progress=told, **making)
     _report(done, entry, data_dir, json)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the work in order, and say how it goes on."""
+
+    def stop(signum: int, frame: object) -> None:
+        name = signal.Signals(signum).name
+        raise StoppedError(f"Stopped by {name}. To go on from here: the same command again.", signum)
+
+    before = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def _given(**flags: Any) -> dict[str, Any]:

@@ -40,8 +40,10 @@ def read_toml(path: Path) -> Tables:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (at byte {error.start}), which TOML is. Save it as UTF-8.") from None
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a bare ValueError: a number too long for Python

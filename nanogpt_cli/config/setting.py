@@ -58,7 +58,9 @@ class Setting:
             return ON_OFF[value]
         if isinstance(value, str) and value in self.choices:
             return value
-        if self.kind is float and type(value) is int and abs(value) <= LARGEST:
+        if type(value) is int and abs(value) > LARGEST:
+            raise ValueError(f"whole numbers up to {LARGEST:,} are possible")
+        if self.kind is float and type(value) is int:
             value = float(value)
         if type(value) is not self.kind or not self._inside(value):
             raise ValueError(f"allowed are {self.needed}" if self._words_only else f"{self.needed} is needed")
@@ -85,7 +87,7 @@ class Setting:
         if isinstance(value, str):
             return not self._words_only and bool(re.fullmatch(self.pattern, value))
         return (
-            (abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value))
+            math.isfinite(value)
             and (self.ge is None or value >= self.ge)
             and (self.gt is None or value > self.gt)
             and (self.lt is None or value < self.lt)

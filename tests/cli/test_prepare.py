@@ -193,13 +193,17 @@ def big(gpt2):
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc for the workers")
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_worker_outlives_the_command_and_the_work_goes_on(prepare, big, signum):
     process, workers = started(big)
     assert len(workers) >= 2
     process.send_signal(signum)
     _, err = process.communicate(timeout=30)
-    assert process.returncode in (130, -signal.SIGKILL)
+    if signum == signal.SIGKILL:
+        assert process.returncode == -signum
+    else:
+        assert process.returncode == 128 + signum
+        assert f"Stopped by {signum.name}. To go on from here: the same command again." in err.decode()
     assert b"Traceback" not in err
     assert gone(workers)
     assert not Path("data/big/meta.toml").exists()

@@ -49,7 +49,7 @@ FLAGS = [
     ("batch_size", "true", "--batch-size is 'true': a whole number of at least 1 is needed."),
     ("keep_every", "0", 0),
     ("seed", str(2**63 - 1), 2**63 - 1),
-    ("seed", str(2**63), f"--seed is {2**63}: a whole number of at least 0 is needed."),
+    ("seed", str(2**63), f"--seed is {2**63}: whole numbers up to {2**63 - 1:,} are possible."),
     # floats
     ("dropout", "0", 0.0),
     ("dropout", "1", "--dropout is 1.0: a number of at least 0 and below 1 is needed."),
@@ -124,7 +124,7 @@ TOML = [
     (
         "seed",
         "0x" + "f" * 5000,
-        "my.toml: [train] seed is a number of 20000 bits: a whole number of at least 0 is needed.",
+        "my.toml: [train] seed is a number of 20000 bits: whole numbers up to 9,223,372,036,854,775,807 are possible.",
     ),
     ("seed", "[0x" + "f" * 5000 + "]", None),
     ("learning_rate", "0x" + "f" * 5000, None),
