@@ -94,7 +94,7 @@ class Processes:
         if self.several:
             with contextlib.suppress(RuntimeError):  # who got through first may be gone already
                 dist.monitored_barrier(timeout=PARTING)
-                dist.destroy_process_group()
+            dist.destroy_process_group()  # in any case: its threads can abort an interpreter that ends around them
 
 
 ALONE = Processes()

@@ -101,7 +101,9 @@ def _as_rank(
         _tell(place, error)
     except KeyboardInterrupt:
         sys.exit(130)  # before training began; whoever launched us says so
-    return (plan, outcome) if plan and outcome and processes.main and not launched else None
+    if launched:
+        _end(0)  # the launcher has the last word
+    return (plan, outcome) if plan and outcome and processes.main else None
 
 
 def _common_plan(
@@ -173,4 +175,12 @@ def _tell(place: Place, error: Exception) -> NoReturn:
         raise error
     elif not shared and not isinstance(error, StoppedError):
         print(f"error: {text}", file=sys.stderr, flush=True)
-    os._exit(code)  # the threads of a broken process group may block an orderly end
+    _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    """End now: what torch's threads still do may block or abort an orderly end, and all that matters is on disk."""
+    with contextlib.suppress(OSError):  # nobody listens any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

@@ -260,6 +260,19 @@ def test_a_rank_that_is_gone_is_told_from_an_error_of_ones_own() -> None:
     assert ranks(2, dying, 1) == ["True", None]
 
 
+def parting() -> bool:
+    """Whether a group is left on rank 0, whose partner went without a word."""
+    processes = join(find_place(), 30)
+    if processes.rank == 1:
+        os._exit(0)
+    processes.leave()
+    return torch.distributed.is_initialized()
+
+
+def test_no_group_is_left_where_another_went_first() -> None:
+    assert ranks(2, parting) == [False, None]
+
+
 def with_a_full_disk(settings: dict[str, Any], run: Path) -> Any:
     """The first two saves of rank 0 find no room."""
     save, tries = loop.save_checkpoint, []
