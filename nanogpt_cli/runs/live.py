@@ -28,7 +28,7 @@ from nanogpt_cli.runs.views import (
     quantity,
 )
 
-REDRAW_SECONDS = 0.25  # one redraw costs 1.6 ms
+REDRAW_SECONDS = 0.5  # one redraw costs 2 ms
 WIDEST = 100
 SMOOTHING = 0.95
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-~+=*#"

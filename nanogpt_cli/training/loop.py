@@ -117,7 +117,8 @@ class Training:
         """One update: forward and backward over every micro-batch, then the optimizer, then a look at the last one."""
         progress, facts = self.state.progress, self.state.facts
         self.clock.start()
-        key_dropout(self.compute.device, facts.config.train.seed, progress.step, self.processes.rank)
+        if facts.architecture.dropout:
+            key_dropout(self.compute.device, facts.config.train.seed, progress.step, self.processes.rank)
         factor = facts.schedule.factor(progress.step)
         self.state.optimizer.set_rates(factor)
         loss = torch.zeros((), device=self.compute.device)
