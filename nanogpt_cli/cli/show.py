@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nanogpt_cli.training.place import find_place
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import RenderableType
 
 UNKNOWN = "n/a"
 
@@ -39,7 +39,7 @@ def warn(text: str) -> None:
     if main_process():
         from rich.text import Text
 
-        _console(stderr=True).print(Text.assemble(("warning:", "bold yellow"), f" {text}"), soft_wrap=True)
+        _print(Text.assemble(("warning:", "bold yellow"), f" {text}"), stderr=True, soft_wrap=True)
 
 
 def stream(text: str) -> None:
@@ -62,7 +62,7 @@ def number(value: float | None, form: str = ",.4g", unit: str = "") -> str:
 def groups(titled: Iterable[tuple[str, Iterable[Sequence[str]]]], *, stderr: bool) -> None:
     """The parts of a report, each a title over its rows."""
     for title, lines in titled:
-        _console(stderr=stderr).print(title, style="bold")
+        _print(title, stderr=stderr, style="bold")
         rows([(f"  {label}", *others) for label, *others in lines], stderr=stderr)
 
 
@@ -76,7 +76,7 @@ def rows(lines: Iterable[Sequence[str]], *, stderr: bool) -> None:
     table.add_column(style="dim", overflow="fold")
     for line in lines:
         table.add_row(*line)
-    _console(stderr=stderr).print(table)
+    _print(table, stderr=stderr)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
@@ -88,23 +88,27 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 
         grid.add_column(name, justify="left" if place < left else "right", no_wrap=place == 0)
     for row in rows:
         grid.add_row(*row)
-    _console(stderr=False).print(grid)
+    _print(grid, stderr=False)
 
 
-def _console(*, stderr: bool) -> "Console":
-    """A terminal is used in its width; what goes elsewhere is not cut at 80 columns."""
+def _print(what: "RenderableType", *, stderr: bool, **how: Any) -> None:
+    """By Rich. A terminal is used in its width; what goes elsewhere is not cut at 80 columns."""
     from rich.console import Console
 
     class OurConsole(Console):
         """A closed pipe is the program's to handle, not Rich's, which would exit with 1."""
 
         def on_broken_pipe(self) -> None:
-            if not stderr:
-                raise BrokenPipeError
-            _give_up_stderr()
+            raise BrokenPipeError
 
     stream = sys.stderr if stderr else sys.stdout
-    return OurConsole(file=stream, width=None if stream.isatty() else 160, highlight=False, markup=False, emoji=False)
+    width = None if stream.isatty() else 160
+    try:
+        OurConsole(file=stream, width=width, highlight=False, markup=False, emoji=False).print(what, **how)
+    except OSError:
+        if not stderr:
+            raise
+        _give_up_stderr()
 
 
 def _give_up_stderr() -> None:

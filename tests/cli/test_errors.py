@@ -188,7 +188,8 @@ def test_a_full_disk_behind_stderr_does_not_change_the_exit_code(tmp_path: Path)
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_words_that_find_no_room_end_no_work(tmp_path: Path) -> None:
-    code = "from nanogpt_cli.cli import show\nshow.say('a')\nshow.say('b')\nprint('done')"
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run([sys.executable, "-c", code], stderr=full, stdout=subprocess.PIPE, check=False)
-    assert (done.returncode, done.stdout) == (0, b"done\n")
+    for words in ("show.say('a')", "show.warn('a')", "show.groups([('a', [('b', 'c', 'd')])], stderr=True)"):
+        code = f"from nanogpt_cli.cli import show\n{words}\n{words}\nprint('done')"
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run([sys.executable, "-c", code], stderr=full, stdout=subprocess.PIPE, check=False)
+        assert (done.returncode, done.stdout) == (0, b"done\n")
