@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nanogpt_cli.training.place import find_place
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 UNKNOWN = "n/a"
 
@@ -92,7 +92,16 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 
 
 
 def _print(what: "RenderableType", *, stderr: bool, **how: Any) -> None:
-    """By Rich. A terminal is used in its width; what goes elsewhere is not cut at 80 columns."""
+    try:
+        _console(stderr=stderr).print(what, **how)
+    except OSError:
+        if not stderr:
+            raise
+        _give_up_stderr()
+
+
+def _console(*, stderr: bool) -> "Console":
+    """A terminal is used in its width; what goes elsewhere is not cut at 80 columns."""
     from rich.console import Console
 
     class OurConsole(Console):
@@ -102,13 +111,7 @@ def _print(what: "RenderableType", *, stderr: bool, **how: Any) -> None:
             raise BrokenPipeError
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else 160
-    try:
-        OurConsole(file=stream, width=width, highlight=False, markup=False, emoji=False).print(what, **how)
-    except OSError:
-        if not stderr:
-            raise
-        _give_up_stderr()
+    return OurConsole(file=stream, width=None if stream.isatty() else 160, highlight=False, markup=False, emoji=False)
 
 
 def _give_up_stderr() -> None:
