@@ -11,6 +11,7 @@ from nanogpt_cli.data.tokenizers import CharTokenizer, Tokenizer
 from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.model.generate import Sampling, generate
 from nanogpt_cli.training.loading import LoadedModel
+from nanogpt_cli.training.memory import memory_of
 
 Ended = Literal["length", "end of text", "stop"]
 
@@ -111,8 +112,10 @@ def write_samples(
     """Continue a prompt `num_samples` times, all in one batch; `on_text` hears the first sample as it is written.
 
     Raises:
+        UserError: so many samples cannot be held.
         NanogptError: the device returned ids that cannot be.
     """
+    _check_room(loaded, num_samples, len(prompt) + sampling.max_new_tokens)
     samples = [Sample(loaded.tokenizer, stops) for _ in range(num_samples)]
     limit = loaded.token_limit
     if loaded.tokenizer is not None and loaded.tokenizer.eot is not None:
@@ -136,6 +139,16 @@ def write_samples(
         if number == 0 and piece:
             on_text(piece)
     return samples
+
+
+def _check_room(loaded: LoadedModel, num_samples: int, length: int) -> None:
+    c, there = loaded.model.config, memory_of(loaded.model.wte.weight.device)
+    needed = num_samples * min(length, c.block_size) * c.n_layer * c.n_embd * 2 * 2  # keys and values, 16 bits each
+    if there is not None and needed > there:
+        raise UserError(
+            f"--num-samples {num_samples}: the keys and values of so many take {needed / 2**30:,.1f} GiB, "
+            f"{there / 2**30:,.1f} GiB are there. Draw fewer at a time, with other seeds."
+        )
 
 
 def _bad_id(loaded: LoadedModel, token: int) -> str:

@@ -251,6 +251,7 @@ def test_a_model_without_tokenizer_speaks_in_ids(call: Call, tmp_path: Path, scr
         (["--temperature", "nan"], "--temperature"),
         (["--seed", str(2**63)], "--seed"),
         (["--num-samples", "0"], "--num-samples"),
+        (["--num-samples", str(10**22)], "Draw fewer at a time"),
         (["--stop", ""], "--stop"),
         (["--start", "x"], "--prompt TEXT"),
     ],
