@@ -130,3 +130,25 @@ def test_same_updates_as_nanogpts_settings() -> None:
         plain.zero_grad()
     for name, parameter in reference.named_parameters():
         torch.testing.assert_close(optimizer.parameters[name], parameter, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("limit", "left"), [(0.0, 1.0), (0.5, 0.5), (2.0, 1.0), (1e9, 1.0)])
+def test_clipping_scales_to_the_limit_and_leaves_what_is_below(limit: float, left: float) -> None:
+    """`limit` and what is `left` are shares of the norm there is."""
+    model, optimizer = make()
+    ids = torch.randint(11, (4, 9), generator=torch.Generator().manual_seed(0))
+    model(ids[:, :-1], ids[:, 1:]).backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    before = [g.clone() for g in gradients]
+    assert torch.equal(optimizer.clip(limit * float(norm)), norm)
+    for found, whole in zip(gradients, before, strict=True):
+        assert torch.allclose(found, left * whole, rtol=1e-5)
+    assert all(map(torch.equal, gradients, before)) == (limit == 0 or limit > 1)
+
+
+def test_a_norm_that_is_not_finite_is_told() -> None:
+    model, optimizer = make()
+    for p in model.parameters():
+        p.grad = torch.full_like(p, float("nan"))
+    assert optimizer.clip(1.0).isnan()
