@@ -150,8 +150,9 @@ class Training:
                 scaler.unscale_(part)
         norm = optimizer.clip(self.state.facts.config.optim.grad_clip, add=self.processes.sum)
         stop = float(self.signals.signum is not None and self.processes.several)
-        wishes = torch.tensor([stop, float(self._minutes_are_up())], device=loss.device)
-        shared = self.processes.sum(torch.cat([(loss / self.processes.world_size).reshape(1), wishes]))
+        # filled on the device: a tensor made of a list would be copied there, and the copy waits for all work before it
+        wishes = [torch.full_like(loss, wish) for wish in (stop, float(self._minutes_are_up()))]
+        shared = self.processes.sum(torch.stack([loss / self.processes.world_size, *wishes]))
         skip = 1 - (torch.isfinite(norm) & torch.isfinite(shared[0])).float()
         optimizer.step(skip)
         if scaler.is_enabled():

@@ -35,6 +35,23 @@ def test_first_update_has_a_rate_above_zero(runs: Runner) -> None:
     assert not torch.equal(start["wte.weight"], saved["wte.weight"])
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_host_never_waits_inside_a_step(
+    runs: Runner, monkeypatch: pytest.MonkeyPatch, optimizer: str, dtype: str
+) -> None:
+    step = loop.Training.step
+
+    def watched(self: loop.Training) -> None:
+        torch.cuda.set_sync_debug_mode("error" if self.state.progress.step else "default")  # the first sets things up
+        step(self)
+        torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(loop.Training, "step", watched)
+    assert runs.train("run", device="cuda", optimizer=optimizer, dtype=dtype, dropout=0.1, max_iters=6).step == 6
+
+
 def test_fresh_loss_is_that_of_guessing(runs: Runner) -> None:
     runs.train("guess", max_iters=1)
     assert runs.losses("guess")[1] == pytest.approx(math.log(23), rel=0.05)
