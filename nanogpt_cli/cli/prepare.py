@@ -1,8 +1,6 @@
 """`nanogpt prepare`: text to token files."""
 
-import contextlib
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,6 +10,7 @@ from nanogpt_cli.cli import show
 from nanogpt_cli.cli.options import Json
 from nanogpt_cli.cli.progress import Preparing
 from nanogpt_cli.errors import StoppedError, UserError, typed
+from nanogpt_cli.training.signals import handling
 
 if TYPE_CHECKING:
     from nanogpt_cli.data.catalogue import Entry
@@ -89,7 +88,7 @@ def prepare(
     splitting = _given(split=split, val_fraction=val_fraction, split_seed=split_seed)
     fetching = _given(shards=shards, source=source)
     making = _given(name=name, folder=data_dir, tokenizer=tokenizer, workers=workers, force=force)
-    with _stopped_by_signals(), Preparing() as told:
+    with handling(_stop), Preparing() as told:
         if entry is not None:
             _refuse(reading | splitting, OWN)
             done = prepare_named(entry, progress=told, **fetching, **making)
@@ -100,20 +99,9 @@ def prepare(
     _report(done, entry, data_dir, json)
 
 
-@contextlib.contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the work in order, and say how it goes on."""
-
-    def stop(signum: int, frame: object) -> None:
-        name = signal.Signals(signum).name
-        raise StoppedError(f"Stopped by {name}. To go on from here: the same command again.", signum)
-
-    before = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+def _stop(signum: int, frame: object) -> None:
+    name = signal.Signals(signum).name
+    raise StoppedError(f"Stopped by {name}. To go on from here: the same command again.", signum)
 
 
 def _given(**flags: Any) -> dict[str, Any]:

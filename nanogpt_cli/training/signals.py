@@ -1,14 +1,31 @@
 """Signals that end a run after saving: the first is noted and obeyed at the next border, the second at once."""
 
+import contextlib
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
 from nanogpt_cli.errors import StoppedError
 
 HANDLED = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+@contextlib.contextmanager
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Give stop signals to `handler`. One that was ignored before, such as SIGHUP under nohup, stays ignored."""
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in HANDLED:
+            signum = getattr(signal, name, None)
+            if signum is not None and signal.getsignal(signum) is not signal.SIG_IGN:
+                before[signum] = signal.signal(signum, handler)
+    try:
+        yield
+    finally:
+        for signum, earlier in before.items():
+            signal.signal(signum, earlier)
 
 
 class StopRequested(Exception):  # noqa: N818 - a request, not an error
@@ -23,14 +40,13 @@ class StopSignals:
     """While entered, remembers a stop signal instead of dying from it.
 
     `announce` is called with the signal's name the moment the first one arrives; a second one raises `StoppedError`
-    out of whatever is running, and a third one kills. A signal that was ignored before, such as SIGHUP under nohup,
-    stays ignored.
+    out of whatever is running, and a third one kills.
     """
 
     def __init__(self, announce: Callable[[str], None]) -> None:
         self.announce = announce
         self.signum: int | None = None
-        self._before: dict[int, Any] = {}
+        self._handling = handling(self._arrived)
         self._announcing: threading.Thread | None = None
 
     def check(self) -> None:
@@ -39,16 +55,11 @@ class StopSignals:
             raise StopRequested(self.signum)
 
     def __enter__(self) -> "StopSignals":
-        if threading.current_thread() is threading.main_thread():
-            for name in HANDLED:
-                signum = getattr(signal, name, None)
-                if signum is not None and signal.getsignal(signum) is not signal.SIG_IGN:
-                    self._before[signum] = signal.signal(signum, self._arrived)
+        self._handling.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)
+        self._handling.__exit__(None, None, None)
         if self._announcing is not None:
             self._announcing.join(timeout=1.0)  # who listens may be closed soon
 

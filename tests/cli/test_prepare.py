@@ -213,6 +213,19 @@ def test_no_worker_outlives_the_command_and_the_work_goes_on(prepare, big, signu
         assert Path(f"data/big/{split}.bin").read_bytes() == Path(f"data/whole/{split}.bin").read_bytes()
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc for the workers")
+def test_an_ignored_signal_stays_ignored(big):
+    """As SIGHUP is under nohup, and SIGINT for a job that a script put into the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process, _ = started(big)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, b"Stopped" in err) == (0, False)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss counts kilobytes here")
 def test_memory_does_not_grow_with_the_text(gpt2):
