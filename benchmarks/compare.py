@@ -27,13 +27,13 @@ import torch
 from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.presets import preset_layer
 from nanogpt_cli.config.schema import ModelSettings
-from nanogpt_cli.data.prepare import ensure_prepared
-from nanogpt_cli.data.token_files import open_data_set
+from nanogpt_cli.data.text.prepare import ensure_prepared
+from nanogpt_cli.data.tokens.data_set import open_data_set
+from nanogpt_cli.machine.device import choose_compute
 from nanogpt_cli.model.generate import Sampling, generate
 from nanogpt_cli.model.gpt import GPT
-from nanogpt_cli.training.device import choose_compute
-from nanogpt_cli.training.loading import load_model
-from nanogpt_cli.training.measure import Bench
+from nanogpt_cli.training.bench import Bench
+from nanogpt_cli.weights.load import load_model
 
 Row = dict[str, Any]
 # preset, changes, vocabulary: nanoGPT's README recipe for a CPU, its character recipe, and GPT-2 with one row

@@ -23,9 +23,7 @@ from torch import nn
 from nanogpt_cli.config.layers import combine
 from nanogpt_cli.config.presets import preset_layer
 from nanogpt_cli.config.schema import Config, ModelSettings
-from nanogpt_cli.model.flops import flops_per_token
-from nanogpt_cli.model.peaks import peak_tflops
-from nanogpt_cli.training.device import (
+from nanogpt_cli.machine.device import (
     Compute,
     choose_compute,
     device_name,
@@ -33,7 +31,9 @@ from nanogpt_cli.training.device import (
     memory_gib,
     synchronize,
 )
-from nanogpt_cli.training.measure import Bench
+from nanogpt_cli.machine.peaks import peak_tflops
+from nanogpt_cli.model.sizes import flops_per_token
+from nanogpt_cli.training.bench import Bench
 
 MICRO_STEPS = 8  # of an update; the recipe has 40, on one GPU
 Update = Callable[[], None]

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from nanogpt_cli.config.derived import Split
-from nanogpt_cli.data.batches import Batches
-from nanogpt_cli.data.rows import RowOrder
-from nanogpt_cli.data.token_files import open_data_set
+from nanogpt_cli.data.tokens.batches import Batches
+from nanogpt_cli.data.tokens.data_set import open_data_set
+from nanogpt_cli.data.tokens.rows import RowOrder
 
 SHAPES = [(12, 64), (64, 256), (12, 1024)]  # batch, block: nanoGPT's CPU, shakespeare_char and GPT-2 recipes
 

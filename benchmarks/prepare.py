@@ -19,7 +19,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from nanogpt_cli.data.catalogue import pinned
-from nanogpt_cli.data.sources import cached
+from nanogpt_cli.data.download import cached
 from nanogpt_cli.data.tokenizers import get_tokenizer
 
 LOAD = 'load_dataset("openwebtext", num_proc=num_proc_load_dataset)'

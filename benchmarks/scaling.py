@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 
 from nanogpt_cli.config.layers import combine
 from nanogpt_cli.config.presets import preset_layer
-from nanogpt_cli.model.flops import parameter_table
+from nanogpt_cli.model.sizes import parameter_table
 
 GPUS = (8, 64, 512)
 MACHINE = 8  # GPUs

@@ -1,12 +1,12 @@
 """Train, fine-tune, evaluate and sample small GPTs: nanoGPT's job as an installable program.
 
-From Python: `load`, `train`, `resume`, and the `Model` that load returns (see `nanogpt_cli.training.api`).
+From Python: `load`, `train`, `resume`, and the `Model` that load returns (see `nanogpt_cli.api`).
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nanogpt_cli.training.api import Model, load, resume, train
+    from nanogpt_cli.api import Model, load, resume, train
 
 __version__ = "0.1.0"
 __all__ = ["Model", "__version__", "load", "resume", "train"]
@@ -15,7 +15,7 @@ __all__ = ["Model", "__version__", "load", "resume", "train"]
 def __getattr__(name: str) -> Any:
     """Import torch when something is asked for that needs it: `--help` must not wait for it."""
     if name in __all__:
-        from nanogpt_cli.training import api
+        from nanogpt_cli import api
 
         return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import tomli_w
+import torch
+
+from tests.runner import Runner
 
 if TYPE_CHECKING:
     from nanogpt_cli.data.tokenizers import Tokenizer
@@ -19,8 +22,6 @@ TEXT = "To be, or not to be, that is the question:\nWhether 'tis nobler in the m
 @pytest.fixture(autouse=True)
 def few_threads() -> None:
     """Two cores are shared by everything that runs beside the tests."""
-    import torch
-
     torch.set_num_threads(2)
 
 
@@ -101,3 +102,19 @@ def tiny_settings(tiny_data: Path) -> Callable[..., dict[str, Any]]:
         }
 
     return settings
+
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")),
+]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, tiny_settings: Callable[..., dict[str, Any]]) -> Runner:
+    return Runner(tmp_path / "runs", tiny_settings)

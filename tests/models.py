@@ -8,10 +8,10 @@ import torch
 
 from nanogpt_cli.config.schema import Config, DataSettings, ModelSettings
 from nanogpt_cli.data.tokenizers import CharTokenizer, Tokenizer
+from nanogpt_cli.model.build import build_model, parameter_shapes
 from nanogpt_cli.model.gpt import GPT
-from nanogpt_cli.model.weights import build_model, parameter_shapes
+from nanogpt_cli.runs.checkpoint import FORMAT, save_checkpoint
 from nanogpt_cli.runs.directory import RunDirectory, create_run
-from nanogpt_cli.training.checkpoints import FORMAT, save_checkpoint
 
 ALPHABET = CharTokenizer("\n abcdefghijklmnop")  # 18 characters
 SETTINGS = ModelSettings(n_layer=2, n_head=2, n_embd=16, block_size=16, vocab_size=18)

@@ -20,11 +20,11 @@ import pytest
 import torch
 
 from nanogpt_cli.cli import main
-from nanogpt_cli.data import sources
+from nanogpt_cli.data import download as sources
 from nanogpt_cli.data.tokenizers import CharTokenizer
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.runs.directory import RunDirectory, lock
-from nanogpt_cli.training import measure
+from nanogpt_cli.training import bench as measure
 from tests.conftest import TEXT, write_data_set
 from tests.models import make_run
 
@@ -442,7 +442,7 @@ def test_what_a_device_has_no_memory_for_is_said_with_the_flag_that_needs_less(
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(GPT, "forward", forward)
-    monkeypatch.setattr("nanogpt_cli.training.sampling.generate", forward)
+    monkeypatch.setattr("nanogpt_cli.inference.sample.generate", forward)
     for line, flag in (
         (["eval", "tiny", "--batch-size=12"], "--batch-size 3"),
         (["sample", "tiny", "--num-samples=9"], "--num-samples"),
@@ -508,7 +508,7 @@ def test_resume_takes_no_more_memory_than_a_fresh_start_and_its_weights(tmp_path
     weights = 4 * (12 * 8 * 256**2) / 2**20
     code = """
 import os
-from nanogpt_cli.training.api import resume, train
+from nanogpt_cli.api import resume, train
 
 def peak(work, *args, **settings):
     child = os.fork()

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from nanogpt_cli.cli.arguments import Flags, normalise, stray_words
+from nanogpt_cli.cli.parsing import Flags, normalise, stray_words
 from nanogpt_cli.errors import UserError, did_you_mean
 
 WIDTH = 100  # of help texts, at most
@@ -82,7 +82,7 @@ class Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """A misspelt command is answered with the nearest one."""
         if args[0] not in self.commands_by_name and not ctx.resilient_parsing:
-            from nanogpt_cli.config.nanogpt_names import COMMANDS
+            from nanogpt_cli.config.nanogpt import COMMANDS
 
             word, known = args[0], list(self.commands_by_name)
             meant = f" {COMMANDS[word]}" if word in COMMANDS else did_you_mean(word, known)

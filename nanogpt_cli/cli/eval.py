@@ -12,9 +12,9 @@ from nanogpt_cli.cli.progress import counted
 from nanogpt_cli.errors import NanogptError, UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from nanogpt_cli.data.token_files import DataSet
-    from nanogpt_cli.training.device import Compute
-    from nanogpt_cli.training.loading import LoadedModel
+    from nanogpt_cli.data.tokens.data_set import DataSet
+    from nanogpt_cli.machine.device import Compute
+    from nanogpt_cli.weights.load import LoadedModel
 
 # nanoGPT's README: means over 500 x 8 random rows of its OpenWebText splits
 PUBLISHED_LOSS = {
@@ -60,8 +60,8 @@ def eval_(
         raise UserError("--task-file and --limit belong to --task hellaswag or --task lambada.")
     if task is not None and (data is not None or data_dir is not None):
         raise UserError(f"--task {task} brings its own texts: leave --data and --data-dir out.")
+    from nanogpt_cli.inference.evaluate import default_batch_size
     from nanogpt_cli.training import out_of_memory
-    from nanogpt_cli.training.evaluation_full import default_batch_size
 
     loaded = load(model, checkpoint)
     compute = place(loaded, device, dtype)
@@ -96,15 +96,15 @@ def _data_folder(loaded: "LoadedModel", data: str | None, data_dir: Path | None)
         if "name" not in known:
             raise UserError(f"{loaded.source} does not say what it was trained on: add --data NAME or --data-dir DIR.")
         data = str(known["name"])
-    from nanogpt_cli.data.prepare import ensure_prepared
+    from nanogpt_cli.data.text.prepare import ensure_prepared
 
     return Path("data") / ensure_prepared(data)
 
 
 def _open(folder: Path, loaded: "LoadedModel", token_dtype: str | None, tokenizer: str | None) -> "DataSet":
     """The data, if its ids mean what the model's do."""
-    from nanogpt_cli.data.token_files import difference, open_data_set
-    from nanogpt_cli.training.loading import check_reads
+    from nanogpt_cli.data.tokens.data_set import difference, open_data_set
+    from nanogpt_cli.weights.load import check_reads
 
     found = open_data_set(folder, token_dtype=token_dtype, tokenizer=tokenizer)
     show.notes(found.notes)
@@ -121,7 +121,7 @@ def measure(
     loaded: "LoadedModel", compute: "Compute", data_set: "DataSet", split: str, batch_size: int
 ) -> dict[str, Any]:
     """What a model makes of a whole split, by name: loss, perplexity, bits per byte and more."""
-    from nanogpt_cli.training.evaluation_full import evaluate_split
+    from nanogpt_cli.inference.evaluate import evaluate_split
 
     tokens = data_set.train if split == "train" else data_set.val
     reader = loaded.tokenizer or data_set.tokenizer
@@ -150,7 +150,7 @@ def measure(
 def _answer(
     loaded: "LoadedModel", compute: "Compute", name: str, path: Path | None, limit: int | None, batch_size: int
 ) -> dict[str, Any]:
-    from nanogpt_cli.training.tasks import TASKS, read_questions, run_task
+    from nanogpt_cli.inference.tasks import TASKS, read_questions, run_task
 
     if name not in TASKS:
         raise UserError(f"--task {name}: no such task.{did_you_mean(name, list(TASKS))} There are: {', '.join(TASKS)}.")

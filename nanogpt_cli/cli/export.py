@@ -30,7 +30,7 @@ def export(
     """
     import torch
 
-    from nanogpt_cli.model.export import export_model, foreign_switches
+    from nanogpt_cli.weights.export import export_model, foreign_switches
 
     loaded = load(model, checkpoint)
     gpt2 = not foreign_switches(loaded.model.config)

@@ -15,9 +15,9 @@ from nanogpt_cli.config.schema import Config, ModelSettings
 from nanogpt_cli.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
-    from nanogpt_cli.data.token_files import DataSet
-    from nanogpt_cli.training.device import Compute
-    from nanogpt_cli.training.measure import Measurement
+    from nanogpt_cli.data.tokens.data_set import DataSet
+    from nanogpt_cli.machine.device import Compute
+    from nanogpt_cli.training.bench import Measurement
 
 SETTINGS = ("batch_size", "block_size", "optimizer", "device", "dtype", "compile", "deterministic", "peak_tflops")
 FULL_TABLE = 50304  # GPT-2's vocabulary, padded: what a data set of the catalogue has if it is not read by characters
@@ -57,7 +57,8 @@ def mfu(
     null.
     """
     subject = _find(what, flag_layer(flags))
-    from nanogpt_cli.training import measure, out_of_memory
+    from nanogpt_cli.training import bench as measure
+    from nanogpt_cli.training import out_of_memory
     from nanogpt_cli.training.plan import compute_for, find_peak
 
     config, architecture = subject.config, subject.architecture
@@ -88,7 +89,7 @@ def mfu(
 
 def _fitting_batch(subject: Subject, compute: "Compute") -> int:
     """The recipe's batch size, or what a machine without CUDA may hold of it."""
-    from nanogpt_cli.training.measure import largest_batch
+    from nanogpt_cli.training.bench import largest_batch
 
     wanted = subject.config.train.batch_size
     if compute.device.type == "cuda":
@@ -121,7 +122,7 @@ def _find(what: str, changes: Layer) -> Subject:
     config = combine(Layer(str(run.config), read_config(run)), changes).config
     architecture = config.model
     if run.checkpoint.exists():
-        from nanogpt_cli.training.checkpoints import load_checkpoint
+        from nanogpt_cli.runs.checkpoint import load_checkpoint
 
         saved = ModelSettings(**load_checkpoint(run.checkpoint)["architecture"])
         architecture = replace(saved, block_size=config.model.block_size)
@@ -131,7 +132,7 @@ def _find(what: str, changes: Layer) -> Subject:
 def _subject(title: str, config: Config, architecture: ModelSettings) -> Subject:
     """With the data set, if it is here, and the size of the vocabulary."""
     from nanogpt_cli.config.derived import data_folder
-    from nanogpt_cli.data.token_files import open_data_set
+    from nanogpt_cli.data.tokens.data_set import open_data_set
 
     folder, data = data_folder(config), config.data
     data_set = None
@@ -183,7 +184,7 @@ def _row(one: "Measurement") -> list[str]:
 
 
 def _speed(one: "Measurement", peak: Peak) -> list[tuple[str, str, str]]:
-    from nanogpt_cli.runs.views import peak as in_words
+    from nanogpt_cli.view.plain import peak as in_words
 
     of_peak = f"of {in_words(peak[0] / 1e12)}, {peak[1]}" if peak else "no peak known; --peak-tflops sets it"
     parts = f"{one.micro_steps} x {one.micro_ms:,.1f} ms (spread {one.spread:.0%}) + optimizer"
@@ -203,7 +204,7 @@ def _speed(one: "Measurement", peak: Peak) -> list[tuple[str, str, str]]:
 
 def _sizing(subject: Subject, compute: "Compute", batch_size: int) -> dict[str, Any]:
     """Parameters, FLOPs a token, and bytes of a checkpoint and of memory, by part."""
-    from nanogpt_cli.model.flops import checkpoint_bytes, flops_per_token, memory_estimate, parameter_table
+    from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token, memory_estimate, parameter_table
 
     a, optimizer = subject.architecture, subject.config.optim.optimizer
     return {

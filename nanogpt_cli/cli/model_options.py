@@ -8,8 +8,8 @@ from nanogpt_cli.cli import complete, show
 from nanogpt_cli.cli.options import flag
 
 if TYPE_CHECKING:
-    from nanogpt_cli.training.device import Compute
-    from nanogpt_cli.training.loading import LoadedModel
+    from nanogpt_cli.machine.device import Compute
+    from nanogpt_cli.weights.load import LoadedModel
 
 Model = Annotated[
     str,
@@ -26,7 +26,7 @@ Dtype = Annotated[str, flag("float32|bfloat16|float16|auto", "Number format of m
 
 def load(model: str, checkpoint: str) -> "LoadedModel":
     """The model, after saying what it is."""
-    from nanogpt_cli.training.loading import load_model
+    from nanogpt_cli.weights.load import load_model
 
     loaded = load_model(model, checkpoint)
     show.say(f"model: {loaded.source}")
@@ -39,7 +39,7 @@ def place(loaded: "LoadedModel", device: str, dtype: str) -> "Compute":
     import torch
 
     from nanogpt_cli.config.schema import SystemSettings
-    from nanogpt_cli.training.device import choose_compute
+    from nanogpt_cli.machine.device import choose_compute
 
     system = SystemSettings(device=device, dtype=dtype, compile="off")  # type: ignore[arg-type]
     compute = choose_compute(system, loaded.model.config, long_run=False)

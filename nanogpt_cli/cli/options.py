@@ -8,7 +8,7 @@ import typer
 
 from nanogpt_cli.config.schema import SECTIONS, settings
 from nanogpt_cli.config.setting import Setting
-from nanogpt_cli.training.place import DEFAULT_TIMEOUT, Machines
+from nanogpt_cli.machine.rank import DEFAULT_TIMEOUT, Machines
 
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", bool: ""}
 MACHINES_PANEL = "Several machines"

@@ -10,11 +10,11 @@ from nanogpt_cli.cli import show
 from nanogpt_cli.cli.options import Json
 from nanogpt_cli.cli.progress import Preparing
 from nanogpt_cli.errors import StoppedError, UserError, typed
-from nanogpt_cli.training.signals import handling
+from nanogpt_cli.machine.signals import handling
 
 if TYPE_CHECKING:
     from nanogpt_cli.data.catalogue import Entry
-    from nanogpt_cli.data.job import Prepared
+    from nanogpt_cli.data.text.make import Prepared
 
 NAMED, OWN = "Known data sets", "Own text"
 
@@ -69,9 +69,9 @@ def prepare(
     again goes on where it was interrupted. JSON: name, folder, tokens by split, statistics, warnings, next and more.
     """
     from nanogpt_cli.data import catalogue
-    from nanogpt_cli.data.documents import Reading
-    from nanogpt_cli.data.prepare import default_name, prepare_named, prepare_paths
-    from nanogpt_cli.data.splits import own_split
+    from nanogpt_cli.data.text.documents import Reading
+    from nanogpt_cli.data.text.prepare import default_name, prepare_named, prepare_paths
+    from nanogpt_cli.data.text.splits import own_split
 
     if not what:
         raise UserError(f"Say what to prepare: paths, or one of {', '.join(catalogue.names())}.")
@@ -114,8 +114,8 @@ def _refuse(given: dict[str, Any], panel: str) -> None:
 
 
 def _verify(name: str, data_dir: Path | None, as_json: bool) -> None:
-    from nanogpt_cli.data.prepare import ROOT
-    from nanogpt_cli.data.token_files import open_data_set
+    from nanogpt_cli.data.text.prepare import ROOT
+    from nanogpt_cli.data.tokens.data_set import open_data_set
 
     folder = data_dir or ROOT / name
     data_set = open_data_set(folder, verify=True)

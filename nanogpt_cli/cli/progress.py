@@ -13,7 +13,7 @@ SILENCE = 30.0  # seconds between two lines where there is no terminal
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[float, str], None]]:
     """A function to call with the share that is done, 0 to 1, and with what is done so far, in words."""
-    from nanogpt_cli.runs.live import usable_terminal
+    from nanogpt_cli.view.live import usable_terminal
 
     if not usable_terminal(sys.stderr):
         yield _lines(what)

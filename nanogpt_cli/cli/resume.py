@@ -29,7 +29,7 @@ def resume(
     --max-iters N extends it. What else may change is listed here; each change is logged. The architecture, data set,
     optimizer and seed are the run's for life.
     """
-    from nanogpt_cli.cli.carry_out import carry_out
+    from nanogpt_cli.cli.report import carry_out
     from nanogpt_cli.runs.directory import find_run, read_config, refuse_existing
     from nanogpt_cli.training.resume import plan_resume
 

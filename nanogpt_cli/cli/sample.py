@@ -15,7 +15,7 @@ from nanogpt_cli.errors import UserError
 
 if TYPE_CHECKING:
     from nanogpt_cli.model.generate import Sampling
-    from nanogpt_cli.training.loading import LoadedModel
+    from nanogpt_cli.weights.load import LoadedModel
 
 RULE = "-" * 40
 STDIN = "-"
@@ -46,8 +46,8 @@ def sample(
     if "" in stops:
         raise UserError("--stop '': an empty text would end every sample at once.")
     prompts = [_text(text) for text in prompt or ()] + [_read(path) for path in prompt_file or ()]
+    from nanogpt_cli.inference.sample import write_samples
     from nanogpt_cli.training import out_of_memory
-    from nanogpt_cli.training.sampling import write_samples
 
     loaded = load(model, checkpoint)
     encoded = _encode(loaded, prompts)
@@ -116,7 +116,7 @@ def _decode(content: bytes, source: str) -> str:
 
 def _encode(loaded: "LoadedModel", prompts: list[str]) -> list[tuple[str, list[int]]]:
     """Each prompt with its ids; what stands for the lack of one."""
-    from nanogpt_cli.training.sampling import prompt_ids, start_of_text
+    from nanogpt_cli.inference.sample import prompt_ids, start_of_text
 
     start, words = start_of_text(loaded.tokenizer)
     encoded = [(text, prompt_ids(text, loaded.tokenizer, loaded.token_limit) or start) for text in prompts or [""]]

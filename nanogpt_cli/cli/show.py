@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nanogpt_cli.training.place import find_place
+from nanogpt_cli.machine.rank import find_place
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -116,6 +116,6 @@ def _console(*, stderr: bool) -> "Console":
 
 def _give_up_stderr() -> None:
     """Nobody listens any more: that ends no work."""
-    from nanogpt_cli.runs.views import give_up
+    from nanogpt_cli.view.plain import give_up
 
     give_up(sys.stderr)

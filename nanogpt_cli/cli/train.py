@@ -34,7 +34,7 @@ def train(
 
     Settings come from defaults, then --preset, then --config, then flags, whatever their order on the line.
     """
-    from nanogpt_cli.cli.carry_out import carry_out
+    from nanogpt_cli.cli.report import carry_out
 
     where = machines(flags)
     layers = [*([preset_layer(preset)] if preset else []), *([config_layer(config)] if config else [])]
@@ -82,7 +82,7 @@ def _base_name(preset: str | None, config: Path | None, layered: Layered) -> str
 def _with_prepared_data(layered: Layered) -> Layered:
     """Make sure that the data set is there: a text file is prepared first, and so is a small one of the catalogue."""
     from nanogpt_cli.cli.progress import Preparing
-    from nanogpt_cli.data.prepare import ensure_prepared
+    from nanogpt_cli.data.text.prepare import ensure_prepared
 
     data = layered.config.data
     if data.data_dir is None:

@@ -57,7 +57,7 @@ def config_layer(path: Path) -> Layer:
         UserError: no TOML; a nanoGPT config in Python is shown as the TOML to save.
     """
     if path.suffix == ".py":
-        from nanogpt_cli.config.nanogpt_names import refuse_python
+        from nanogpt_cli.config.nanogpt import refuse_python
 
         refuse_python(path)
     return Layer(str(path), read_toml(path))

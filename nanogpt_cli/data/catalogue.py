@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nanogpt_cli.data.sources import PinnedFile
+from nanogpt_cli.data.download import PinnedFile
 
 
 @dataclass(frozen=True)

@@ -246,7 +246,7 @@ def gpt2_files(say: Callable[[str], None] = lambda _: None) -> dict[str, bytes]:
 def _fetch_gpt2_files(folder: Path, say: Callable[[str], None]) -> tuple[Path, Path]:
     """Put GPT-2's two files where tiktoken looks for them: under the SHA-1 of their address."""
     from nanogpt_cli.data.catalogue import pinned
-    from nanogpt_cli.data.sources import fetch
+    from nanogpt_cli.data.download import fetch
 
     files = pinned("encoder.json"), pinned("vocab.bpe")
     paths = tuple(folder / hashlib.sha1(file.urls[0].encode()).hexdigest() for file in files)

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanogpt_cli.config.schema import ModelSettings
-from nanogpt_cli.model.attention import attend
-from nanogpt_cli.model.dropout import dropout
-from nanogpt_cli.model.loss import next_token_loss, softcap
-from nanogpt_cli.model.norm import RMSNorm, rms_norm
+from nanogpt_cli.model.kernels.attention import attend
+from nanogpt_cli.model.kernels.dropout import dropout
+from nanogpt_cli.model.kernels.loss import next_token_loss, softcap
+from nanogpt_cli.model.kernels.norm import RMSNorm, rms_norm
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, each (T, hs)
 

@@ -6,10 +6,10 @@ import torch
 
 from nanogpt_cli.config.layers import Layered
 from nanogpt_cli.config.schema import ModelSettings
-from nanogpt_cli.data.token_files import DataSet
+from nanogpt_cli.data.tokens.data_set import DataSet
 from nanogpt_cli.errors import UserError
-from nanogpt_cli.model.weights import crop_block_size
-from nanogpt_cli.training.loading import check_reads, load_model
+from nanogpt_cli.model.build import crop_block_size
+from nanogpt_cli.weights.load import check_reads, load_model
 
 
 def initial_weights(layered: Layered, data_set: DataSet) -> tuple[ModelSettings, dict[str, torch.Tensor]]:

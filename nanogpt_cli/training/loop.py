@@ -18,22 +18,22 @@ import torch
 from torch import Tensor, nn
 
 from nanogpt_cli.config.derived import Split, save_interval
-from nanogpt_cli.data.batches import Batches
-from nanogpt_cli.data.rows import RowOrder
-from nanogpt_cli.data.token_files import Tokens
+from nanogpt_cli.data.tokens.batches import Batches
+from nanogpt_cli.data.tokens.data_set import Tokens
+from nanogpt_cli.data.tokens.rows import RowOrder
 from nanogpt_cli.errors import NanogptError, NonFiniteError, StoppedError, typed
 from nanogpt_cli.files import DiskFullError
+from nanogpt_cli.inference.windows import windows_loss
+from nanogpt_cli.machine.device import Compute, key_dropout, memory_gib
+from nanogpt_cli.machine.distributed import Processes, gradient_sync
+from nanogpt_cli.machine.signals import StopRequested, StopSignals
+from nanogpt_cli.runs.checkpoint import keep_milestone, save_checkpoint, weights_only
 from nanogpt_cli.runs.directory import RunDirectory
 from nanogpt_cli.runs.metrics import MetricsLog
-from nanogpt_cli.runs.trackers import Trackers
-from nanogpt_cli.runs.views import EvalReport, Start, StepReport, View
-from nanogpt_cli.training.checkpoints import keep_milestone, save_checkpoint, weights_only
-from nanogpt_cli.training.device import Compute, key_dropout, memory_gib
-from nanogpt_cli.training.evaluation import windows_loss
-from nanogpt_cli.training.processes import Processes, gradient_sync
-from nanogpt_cli.training.signals import StopRequested, StopSignals
 from nanogpt_cli.training.speed import Reading, StepClock
 from nanogpt_cli.training.state import TrainingState
+from nanogpt_cli.view.plain import EvalReport, Start, StepReport, View
+from nanogpt_cli.view.trackers import Trackers
 
 # of a StepReport, what a line of metrics.jsonl holds beside step and loss
 LOGGED = ("lr", "grad_norm", "step_ms", "tokens_per_s", "mfu", "tokens", "epoch", "time_s", "skipped")

@@ -7,7 +7,7 @@ import torch
 
 from nanogpt_cli.config.schema import Config
 from nanogpt_cli.errors import NanogptError, typed
-from nanogpt_cli.model.flops import parameter_table
+from nanogpt_cli.model.sizes import parameter_table
 from nanogpt_cli.training.plan import Plan
 
 # how backends that have no exception of their own say it: CPU allocators, MPS, cuBLAS

@@ -11,18 +11,18 @@ import torch
 from nanogpt_cli.config.derived import Derived, Schedule, Split, data_folder, derive, schedule_of, split_rows
 from nanogpt_cli.config.layers import Layered, without_effect
 from nanogpt_cli.config.schema import Config, ModelSettings
-from nanogpt_cli.data.rows import RowOrder
-from nanogpt_cli.data.token_files import DataSet, check_fits, open_data_set
+from nanogpt_cli.data.tokens.data_set import DataSet, check_fits, open_data_set
+from nanogpt_cli.data.tokens.rows import RowOrder
 from nanogpt_cli.errors import UserError
-from nanogpt_cli.model.flops import checkpoint_bytes, flops_per_token, memory_estimate, parameter_table
-from nanogpt_cli.model.peaks import peak_tflops
-from nanogpt_cli.runs.views import duration
-from nanogpt_cli.training.checkpoints import Checkpoint
-from nanogpt_cli.training.device import Compute, choose_compute, device_name, measure_peak_flops
+from nanogpt_cli.machine.device import Compute, choose_compute, device_name, measure_peak_flops
+from nanogpt_cli.machine.distributed import check_gpus, choose_backend
+from nanogpt_cli.machine.memory import free_memory, memory_of
+from nanogpt_cli.machine.peaks import peak_tflops
+from nanogpt_cli.machine.rank import Place
+from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token, memory_estimate, parameter_table
+from nanogpt_cli.runs.checkpoint import Checkpoint
 from nanogpt_cli.training.init_from import initial_weights
-from nanogpt_cli.training.memory import free_memory, memory_of
-from nanogpt_cli.training.place import Place
-from nanogpt_cli.training.processes import check_gpus, choose_backend
+from nanogpt_cli.view.plain import duration
 
 ALONE = Place()
 Row = tuple[str, str, str]  # label, value, where it comes from
@@ -169,7 +169,7 @@ def check_settings(config: Config, *, place: Place = ALONE, machines: int = 1) -
     Raises:
         UserError: this machine lacks something, the ranks do not divide the rows, or init_from names nothing.
     """
-    from nanogpt_cli.training.loading import find_model
+    from nanogpt_cli.weights.load import find_model
 
     _shared_out(config, place, machines)
     choose_compute(config.system, config.model, local_rank=place.device_index)

@@ -9,15 +9,15 @@ import torch
 from nanogpt_cli.config.derived import Schedule, schedule_of
 from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.schema import Config, ModelSettings
-from nanogpt_cli.data.tokens import difference
+from nanogpt_cli.data.tokens.files import difference
 from nanogpt_cli.errors import UserError, typed
-from nanogpt_cli.model.nanogpt import NanoGPTCheckpoint, from_nanogpt
+from nanogpt_cli.runs.checkpoint import Checkpoint, is_nanogpt, load_training_state, read_torch_file
 from nanogpt_cli.runs.directory import RunDirectory, find_run
-from nanogpt_cli.training.checkpoints import Checkpoint, is_nanogpt, load_training_state, read_torch_file
-from nanogpt_cli.training.form import Progress
+from nanogpt_cli.runs.form import Progress
+from nanogpt_cli.runs.recovery import Source, best_problem, fixed_differences, newest_state
 from nanogpt_cli.training.plan import Plan, differences, plan_run
-from nanogpt_cli.training.recovery import Source, best_problem, fixed_differences, newest_state
 from nanogpt_cli.training.state import Facts, as_checkpoint
+from nanogpt_cli.weights.nanogpt import NanoGPTCheckpoint, from_nanogpt
 
 SCHEDULE_SETTINGS = ("schedule", "learning_rate", "min_lr", "warmup_iters", "lr_decay_iters")
 

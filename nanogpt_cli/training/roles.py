@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from nanogpt_cli.config.layers import Layer
-from nanogpt_cli.data.tokens import difference
+from nanogpt_cli.data.tokens.files import difference
 from nanogpt_cli.errors import NanogptError, StoppedError, UserError
-from nanogpt_cli.training.place import Machines, Place, find_place
+from nanogpt_cli.machine.distributed import ALONE, Processes, join, lost_contact
+from nanogpt_cli.machine.rank import Machines, Place, find_place
+from nanogpt_cli.runs.recovery import newest_state
 from nanogpt_cli.training.plan import Plan
-from nanogpt_cli.training.processes import ALONE, Processes, join, lost_contact
-from nanogpt_cli.training.recovery import newest_state
 from nanogpt_cli.training.resume import plan_resume
 from nanogpt_cli.training.start import Outcome, opened, start, train_run
 
@@ -79,7 +79,7 @@ def conduct(
 
 def launch_workers(run: str, count: int, machines: Machines, say: Callable[[str], None]) -> None:
     """`launch`, whose module a lone process need not import."""
-    from nanogpt_cli.training.launch import launch
+    from nanogpt_cli.machine.launch import launch
 
     launch(run, count, machines, say)
 

@@ -12,21 +12,18 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from nanogpt_cli.data.batches import Batches
-from nanogpt_cli.data.rows import evaluation_offsets
-from nanogpt_cli.data.token_files import Tokens
+from nanogpt_cli.data.tokens.batches import Batches
+from nanogpt_cli.data.tokens.data_set import Tokens
+from nanogpt_cli.data.tokens.rows import evaluation_offsets
 from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.files import remove_leftovers, write_toml
 from nanogpt_cli.keyed import Purpose, seed32
-from nanogpt_cli.model.flops import checkpoint_bytes, flops_per_token
+from nanogpt_cli.machine.device import compile_model
+from nanogpt_cli.machine.distributed import ALONE, Processes
+from nanogpt_cli.machine.sharding import load_own, shard
 from nanogpt_cli.model.gpt import GPT
-from nanogpt_cli.runs.directory import RunDirectory, create_run, lock
-from nanogpt_cli.runs.environment import environment
-from nanogpt_cli.runs.metrics import MetricsLog
-from nanogpt_cli.runs.trackers import Trackers, open_trackers
-from nanogpt_cli.runs.views import Start, View, make_view
-from nanogpt_cli.training import out_of_memory
-from nanogpt_cli.training.checkpoints import (
+from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token
+from nanogpt_cli.runs.checkpoint import (
     Checkpoint,
     keep_milestone,
     link_or_copy,
@@ -34,16 +31,19 @@ from nanogpt_cli.training.checkpoints import (
     save_checkpoint,
     weights_only,
 )
-from nanogpt_cli.training.device import compile_model
-from nanogpt_cli.training.form import Progress
+from nanogpt_cli.runs.directory import RunDirectory, create_run, lock
+from nanogpt_cli.runs.environment import environment
+from nanogpt_cli.runs.form import Progress
+from nanogpt_cli.runs.metrics import MetricsLog
+from nanogpt_cli.runs.recovery import best_problem, newest_state
+from nanogpt_cli.training import out_of_memory
 from nanogpt_cli.training.loop import Training, Windows
-from nanogpt_cli.training.optimizers import Optimizer
+from nanogpt_cli.training.optimizer import Optimizer
 from nanogpt_cli.training.plan import Plan
-from nanogpt_cli.training.processes import ALONE, Processes
-from nanogpt_cli.training.recovery import best_problem, newest_state
-from nanogpt_cli.training.sharding import load_own, shard
 from nanogpt_cli.training.speed import StepClock
 from nanogpt_cli.training.state import Facts, TrainingState
+from nanogpt_cli.view.plain import Start, View, make_view
+from nanogpt_cli.view.trackers import Trackers, open_trackers
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ import torch
 from nanogpt_cli.config.derived import Schedule
 from nanogpt_cli.config.schema import Config, ModelSettings
 from nanogpt_cli.errors import NonFiniteError, UserError
+from nanogpt_cli.machine.distributed import ALONE, Processes
+from nanogpt_cli.machine.sharding import load_own, own, whole_state
 from nanogpt_cli.model.gpt import GPT
-from nanogpt_cli.training.checkpoints import FORMAT, Checkpoint, non_finite, refuse_non_finite
-from nanogpt_cli.training.form import Progress
-from nanogpt_cli.training.optimizers import Optimizer
-from nanogpt_cli.training.processes import ALONE, Processes
-from nanogpt_cli.training.sharding import load_own, own, whole_state
+from nanogpt_cli.runs.checkpoint import FORMAT, Checkpoint, non_finite, refuse_non_finite
+from nanogpt_cli.runs.form import Progress
+from nanogpt_cli.training.optimizer import Optimizer
 
 
 @dataclass

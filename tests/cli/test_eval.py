@@ -12,12 +12,12 @@ import torch
 from nanogpt_cli.cli import eval as eval_module
 from nanogpt_cli.cli import main
 from nanogpt_cli.config.schema import SystemSettings
-from nanogpt_cli.data.token_files import open_data_set
 from nanogpt_cli.data.tokenizers import CharTokenizer
+from nanogpt_cli.data.tokens.data_set import open_data_set
+from nanogpt_cli.inference.evaluate import evaluate_split
+from nanogpt_cli.machine.device import choose_compute
 from nanogpt_cli.runs.directory import RunDirectory, lock
-from nanogpt_cli.training import loading
-from nanogpt_cli.training.device import choose_compute
-from nanogpt_cli.training.evaluation_full import evaluate_split
+from nanogpt_cli.weights import load as loading
 from tests.conftest import TEXT, write_data_set
 from tests.models import SETTINGS, make_run, nanogpt_checkpoint, random_model
 
@@ -137,7 +137,7 @@ def test_published_losses_stand_beside_ours_and_say_so(call: Call, monkeypatch: 
 
 
 def test_published_numbers_are_complete() -> None:
-    from nanogpt_cli.model.hub import GPT2_MODELS
+    from nanogpt_cli.weights.pretrained import GPT2_MODELS
 
     assert eval_module.PUBLISHED_LOSS.keys() == GPT2_MODELS.keys()
 

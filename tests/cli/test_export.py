@@ -11,7 +11,7 @@ import torch
 from nanogpt_cli.cli import main
 from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.data.tokenizers import get_tokenizer
-from nanogpt_cli.training.loading import load_model
+from nanogpt_cli.weights.load import load_model
 from tests.models import ALPHABET, SETTINGS, make_run, nanogpt_checkpoint, random_model
 
 pytest.importorskip("safetensors", reason="the extra hf is not installed")

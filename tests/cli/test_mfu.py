@@ -11,7 +11,7 @@ import tomli_w
 
 from nanogpt_cli.cli import main
 from nanogpt_cli.config.layers import combine, flag_layer
-from nanogpt_cli.training import measure
+from nanogpt_cli.training import bench as measure
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from nanogpt_cli.cli import main
-from nanogpt_cli.data.token_files import open_data_set
+from nanogpt_cli.data.tokens.data_set import open_data_set
 
 TEXT = "".join(f"Line {n} of the play, {'so ' * (n % 7)}it is said.\n" for n in range(2000))
 

@@ -15,9 +15,9 @@ import pytest
 from nanogpt_cli.cli import main
 from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.data.tokenizers import BytesTokenizer, CharTokenizer, Tokenizer, get_tokenizer
-from nanogpt_cli.training import sampling
-from nanogpt_cli.training.loading import load_model
-from nanogpt_cli.training.sampling import Sample
+from nanogpt_cli.inference import sample as sampling
+from nanogpt_cli.inference.sample import Sample
+from nanogpt_cli.weights.load import load_model
 from tests.models import ALPHABET, SETTINGS, make_run
 
 Call = Callable[..., tuple[int, str, str]]

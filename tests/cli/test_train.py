@@ -208,7 +208,7 @@ def test_non_finite_numbers_end_with_3(shell: Shell, tiny: Callable[..., list[st
 def test_what_needs_an_extra_that_is_not_there_is_not_proposed(
     shell: Shell, tiny: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nanogpt_cli.cli.carry_out.find_spec", lambda name: None)
+    monkeypatch.setattr("nanogpt_cli.cli.report.find_spec", lambda name: None)
     code, _, err = shell("train", *tiny(max_iters=2))
     assert code == 0
     assert "nanogpt eval runs/tiny\n" in err

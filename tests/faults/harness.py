@@ -17,10 +17,10 @@ PRELOADED = (
     "torch._inductor",
     "pytest",  # for patches that stand in a test file
     "hypothesis",
-    "nanogpt_cli.cli.carry_out",
+    "nanogpt_cli.cli.report",
     "nanogpt_cli.cli.main",
-    "nanogpt_cli.data.prepare",
-    "nanogpt_cli.training.loading",
+    "nanogpt_cli.data.text.prepare",
+    "nanogpt_cli.weights.load",
     "nanogpt_cli.training.resume",
     "nanogpt_cli.training.start",
 )

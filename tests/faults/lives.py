@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from nanogpt_cli.data.token_files import open_data_set
+from nanogpt_cli.data.tokens.data_set import open_data_set
 from nanogpt_cli.errors import UserError
-from nanogpt_cli.training.checkpoints import load_checkpoint, load_training_state
+from nanogpt_cli.runs.checkpoint import load_checkpoint, load_training_state
 from tests.faults.harness import Command, Result, nanogpt
 from tests.faults.taps import At, Event, Kill, Record, When
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nanogpt_cli.errors import UserError
-from nanogpt_cli.training.checkpoints import load_checkpoint, load_training_state
+from nanogpt_cli.runs.checkpoint import load_checkpoint, load_training_state
 from tests.faults.harness import nanogpt
 from tests.faults.lives import Lab, metrics, plain, strays
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nanogpt_cli.training.checkpoints import load_training_state
+from nanogpt_cli.runs.checkpoint import load_training_state
 from tests.faults.harness import Command, nanogpt
 from tests.faults.lives import STEPS, Lab, files, metrics, strays
 from tests.faults.taps import At, Event, Fail, Fault

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from nanogpt_cli.config.derived import Split
-from nanogpt_cli.data.batches import Batches
-from nanogpt_cli.data.rows import RowOrder
-from nanogpt_cli.data.tokens import TokenFile, Tokens
+from nanogpt_cli.data.tokens.batches import Batches
+from nanogpt_cli.data.tokens.files import TokenFile, Tokens
+from nanogpt_cli.data.tokens.rows import RowOrder
 from tests.faults.harness import Command, nanogpt
 from tests.faults.lives import Lab, flags
 

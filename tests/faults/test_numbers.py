@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nanogpt_cli.training.checkpoints import load_training_state, non_finite, save_checkpoint
+from nanogpt_cli.runs.checkpoint import load_training_state, non_finite, save_checkpoint
 from tests.faults.harness import Result, nanogpt
 from tests.faults.lives import STEPS, Lab, metrics, strays
 
@@ -48,7 +48,7 @@ class SpoilGradient:
     times: int = 1
 
     def install(self, folder: Path) -> None:
-        from nanogpt_cli.training.optimizers import Optimizer
+        from nanogpt_cli.training.optimizer import Optimizer
 
         real, calls = Optimizer.take_gradients, 0
 

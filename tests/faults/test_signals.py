@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nanogpt_cli.training.checkpoints import load_training_state
+from nanogpt_cli.runs.checkpoint import load_training_state
 from tests.faults.harness import Command, Patch, Result, nanogpt
 from tests.faults.lives import STEPS, Lab, strays
 from tests.faults.taps import At, Signal

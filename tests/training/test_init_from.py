@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from nanogpt_cli.config.layers import Layer, Layered, combine, flag_layer
-from nanogpt_cli.data.token_files import open_data_set
 from nanogpt_cli.data.tokenizers import CharTokenizer
+from nanogpt_cli.data.tokens.data_set import open_data_set
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.training.init_from import initial_weights
 from tests.conftest import TEXT, write_data_set

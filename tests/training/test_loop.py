@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from nanogpt_cli.errors import NanogptError, NonFiniteError, StoppedError
+from nanogpt_cli.machine.distributed import Processes
 from nanogpt_cli.model.gpt import GPT
+from nanogpt_cli.runs.checkpoint import load_training_state
 from nanogpt_cli.training import loop
-from nanogpt_cli.training.checkpoints import load_training_state
-from nanogpt_cli.training.optimizers import Optimizer
-from nanogpt_cli.training.processes import Processes
+from nanogpt_cli.training.optimizer import Optimizer
 from nanogpt_cli.training.start import build_state
-from tests.training.conftest import Runner, same_weights
+from tests.runner import Runner, same_weights
 
 
 def test_exactly_max_iters_updates_and_a_save_at_the_end(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,8 @@ def test_two_seeds_differ_and_one_seed_is_identical(runs: Runner) -> None:
 def test_a_failing_compilation_is_a_warning_for_auto_and_an_error_for_on(
     runs: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nanogpt_cli.training import device, start
+    from nanogpt_cli.machine import device
+    from nanogpt_cli.training import start
 
     monkeypatch.setattr(start, "compile_model", lambda *args: "InductorError: no compiler")
     monkeypatch.setattr(device, "_choose_compile", lambda *args: (True, "for this test"))

@@ -6,9 +6,9 @@ from typing import Any
 
 from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.presets import preset_layer
-from nanogpt_cli.runs.views import SilentView
 from nanogpt_cli.training.plan import plan_run
 from nanogpt_cli.training.start import start
+from nanogpt_cli.view.plain import SilentView
 from tests.conftest import write_data_set
 
 STEPS = 150

@@ -11,7 +11,7 @@ from nanogpt_cli.config.schema import Config
 from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.training.out_of_memory import is_out_of_memory, named, smaller_batch
-from tests.training.conftest import Runner
+from tests.runner import Runner
 
 ALIKE = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.\nGPU 0 has a total capacity of..."),
@@ -90,7 +90,7 @@ def test_a_smaller_batch_keeps_the_rows(batch: int, accumulation: int) -> None:
 
 
 def test_a_plan_warns_before_memory_is_short(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nanogpt_cli.training.memory.free_memory", lambda: 1 << 30)
+    monkeypatch.setattr("nanogpt_cli.machine.memory.free_memory", lambda: 1 << 30)
     assert runs.plan("small").warnings == []
     (warning,) = runs.plan("large", batch_size=100_000).warnings
     assert "GiB of memory are expected to be needed, 1.0 GiB are there. A smaller --batch-size" in warning

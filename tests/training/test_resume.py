@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from nanogpt_cli.errors import StoppedError, UserError
-from nanogpt_cli.training.checkpoints import load_training_state
-from tests.training.conftest import Runner, same_weights
+from nanogpt_cli.runs.checkpoint import load_training_state
+from tests.runner import Runner, same_weights
 
 # everything that could carry hidden state: dropout, accumulation, evaluations between, an epoch border
 BUSY = {"dropout": 0.2, "gradient_accumulation_steps": 2, "eval_interval": 3, "save_interval": 1, "batch_size": 4}
@@ -41,7 +41,7 @@ class StopAt:
 
 @pytest.mark.parametrize("step", range(1, 12))
 def test_resume_at_every_step(runs: Runner, whole: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nanogpt_cli.data.batches import Batches
+    from nanogpt_cli.data.tokens.batches import Batches
 
     # two micro-steps an update: the signal falls into the first or second one of update step + 1
     monkeypatch.setattr(Batches, "__next__", StopAt(2 * step + 1 + step % 2)(Batches.__next__))

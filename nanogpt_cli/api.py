@@ -1,0 +1,130 @@
+"""The same work from Python, for notebooks and scripts: `import nanogpt_cli` offers what stands here."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanogpt_cli.config.derived import data_folder
+from nanogpt_cli.config.layers import Layer, Layered, combine
+from nanogpt_cli.config.presets import preset_layer
+from nanogpt_cli.config.schema import SystemSettings, settings
+from nanogpt_cli.data.text.prepare import ensure_prepared
+from nanogpt_cli.errors import UserError, did_you_mean
+from nanogpt_cli.inference.sample import prompt_ids, start_of_text, write_samples
+from nanogpt_cli.machine.device import choose_compute, inference
+from nanogpt_cli.model.generate import Sampling
+from nanogpt_cli.runs.directory import RUNS, new_run_path
+from nanogpt_cli.training.plan import check_settings, plan_run
+from nanogpt_cli.training.resume import plan_resume
+from nanogpt_cli.training.start import start
+from nanogpt_cli.view.plain import SilentView, View
+from nanogpt_cli.weights.load import LoadedModel, load_model
+
+
+@dataclass(frozen=True)
+class Model:
+    """Weights with their tokenizer, ready to write and to judge text."""
+
+    loaded: LoadedModel
+
+    @property
+    def network(self) -> torch.nn.Module:
+        """The bare module, in evaluation mode: ids (B, T) int64 -> logits (B, T, V)."""
+        return self.loaded.model
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        num_samples: int = 1,
+        max_new_tokens: int = 500,
+        temperature: float = 0.8,
+        top_k: int | None = 200,
+        top_p: float | None = None,
+        seed: int = 1337,
+        stop: str | tuple[str, ...] = (),
+    ) -> list[str]:
+        """Continuations of `prompt`, one text a sample; sample i depends on (seed, i) alone.
+
+        Raises:
+            UserError: the prompt has characters that the model does not know, or a number is out of its range.
+        """
+        if num_samples < 1:
+            raise UserError(f"num_samples is {num_samples}: a whole number of at least 1 is needed.")
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if "" in stops:
+            raise UserError("stop is '': an empty text would end every sample at once.")
+        tokenizer = self.loaded.tokenizer
+        ids = prompt_ids(prompt, tokenizer, self.loaded.token_limit) if prompt else start_of_text(tokenizer)[0]
+        sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed, frozenset())
+        return [sample.text for sample in write_samples(self.loaded, ids, num_samples, sampling, stops=stops)]
+
+    def loss(self, text: str) -> float:
+        """Mean cross-entropy in nats over all tokens of `text` but the first, in windows of block_size.
+
+        Raises:
+            UserError: fewer than two tokens, or characters that the model does not know.
+        """
+        ids = torch.tensor(prompt_ids(text, self.loaded.tokenizer, self.loaded.token_limit))
+        if len(ids) < 2:
+            raise UserError("loss needs a text of at least two tokens: the first one is not predicted.")
+        model, width = self.loaded.model, self.loaded.model.config.block_size
+        device, total = model.wte.weight.device, 0.0
+        with inference(model):
+            for first in range(0, len(ids) - 1, width):
+                window = ids[first : first + width + 1].to(device)[None]
+                total += float(model(window[:, :-1], window[:, 1:], reduction="none").double().sum())
+        return total / (len(ids) - 1)
+
+
+def load(model: str | Path, *, checkpoint: str = "best", device: str = "cpu") -> Model:
+    """A run, a checkpoint file, a nanoGPT out_dir, a Hugging Face GPT-2 folder, or "gpt2" and its larger siblings.
+
+    Raises:
+        UserError: nothing of that name, damaged files, or a device that is not here.
+    """
+    loaded = load_model(str(model), checkpoint=checkpoint)
+    system = SystemSettings(device=device, compile="off")
+    loaded.model.to(choose_compute(system, loaded.model.config, long_run=False).device)
+    return Model(loaded)
+
+
+def train(preset: str | None = None, *, run: str | Path | None = None, view: View | None = None, **given: Any) -> Path:
+    """Train a new run in this process and return its directory; `given` are settings by name, such as max_iters=100.
+
+    Nothing is printed unless a `view` is passed, such as `nanogpt_cli.view.plain.make_view()`.
+
+    Raises:
+        UserError: settings that do not fit, a run that exists, missing data.
+        NonFiniteError, StoppedError, NanogptError: as the command's exit codes 3, 130 and 1.
+    """
+    layers = [preset_layer(preset)] if preset else []
+    layered = combine(*layers, _arguments(given))
+    check_settings(layered.config)
+    if layered.config.data.data_dir is None:
+        name = ensure_prepared(layered.config.data.dataset)
+        layered = Layered(layered.config.replace("data", dataset=name), layered.origins)
+    path = Path(run) if run else new_run_path(RUNS, preset or data_folder(layered.config).name)
+    return start(plan_run(layered, path), view=view or SilentView()).run.path
+
+
+def resume(run: str | Path, *, view: View | None = None, **changes: Any) -> Path:
+    """Continue a run to its max_iters, or to a new one: `resume("runs/x", max_iters=2000)`.
+
+    Raises:
+        UserError: nothing to continue, or a change that a run cannot take.
+    """
+    return start(plan_resume(str(run), _arguments(changes)), view=view or SilentView()).run.path
+
+
+def _arguments(given: dict[str, Any]) -> Layer:
+    tables: dict[str, dict[str, Any]] = {}
+    for name, value in given.items():
+        if name not in settings():
+            raise UserError(f"{name}: no such setting.{did_you_mean(name, list(settings()))}")
+        if name == "gpus" and value != 1:
+            raise UserError(f"gpus = {value}: from Python a run has one process, this one. Type nanogpt train --gpus.")
+        tables.setdefault(settings()[name].section, {})[name] = str(value) if isinstance(value, Path) else value
+    return Layer("argument", tables)

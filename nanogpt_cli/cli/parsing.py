@@ -1,0 +1,129 @@
+"""What people type, in the one form that Typer understands: nanoGPT's `--key=value` lines work as they are."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nanogpt_cli.config.setting import BOOLEANS
+from nanogpt_cli.errors import UserError, did_you_mean, typed
+
+MAY_BE_EMPTY = ("--prompt", "--stop")  # an empty text means something, or has a better answer
+UNSET = "Is a variable of your shell unset?"
+TOGGLE_WORDS = ("auto", *BOOLEANS)
+
+
+@dataclass
+class Flags:
+    """The flags of one command, by what may follow them."""
+
+    command: str  # as typed, for messages: "nanogpt train"
+    switches: dict[str, str | None] = field(default_factory=dict)  # a boolean flag -> the flag that says the opposite
+    toggles: set[str] = field(default_factory=set)  # auto, on or off; bare means on
+    valued: set[str] = field(default_factory=set)
+
+    def names(self) -> list[str]:
+        """All of them."""
+        return sorted([*self.switches, *self.toggles, *self.valued])
+
+
+def normalise(arguments: list[str], flags: Flags) -> list[str]:
+    """The same line with `-` for `_` in flag names, values joined by `=`, and booleans as `--flag` or `--no-flag`.
+
+    Values are never touched, also where they look like flags. What stands behind `--` is no flag.
+
+    Raises:
+        UserError: an unknown flag, one without its value, a boolean with a value that is none, or an empty word.
+    """
+    done: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if argument == "--":
+            return [*done, argument, *rest]
+        if not argument:
+            raise UserError(f"{flags.command}: '' is an empty word. {UNSET}")
+        if not argument.startswith("--"):
+            done.append("--help" if argument == "-h" else argument)
+            continue
+        name, equals, value = argument.partition("=")
+        name = name.replace("_", "-")
+        if name in flags.switches:
+            done += _switch(name, value if equals else None, flags)
+        elif name.replace("--no-", "--", 1) in flags.toggles:
+            done.append(_toggle(name, value if equals else None, rest, flags))
+        elif name in flags.valued:
+            value = value if equals else _next_value(name, rest, flags)
+            if not value and name not in MAY_BE_EMPTY:
+                raise UserError(f"{flags.command}: {name} needs a value; '' is none. {UNSET}")
+            done.append(f"{name}={value}")
+        else:
+            raise UserError(unknown_flag(name, flags))
+    return done
+
+
+def _switch(name: str, value: str | None, flags: Flags) -> list[str]:
+    """`--flag=false` is `--no-flag`, or nothing where there is no such flag."""
+    if value is None:
+        return [name]
+    if value.lower() not in BOOLEANS:
+        raise UserError(f"{flags.command}: {name} is '{value}': true or false is needed.")
+    opposite = flags.switches[name]
+    return [name] if BOOLEANS[value.lower()] else [opposite] if opposite else []
+
+
+def _toggle(name: str, value: str | None, rest: list[str], flags: Flags) -> str:
+    """`--compile` is `--compile=on`, `--no-compile` is `--compile=off`."""
+    if name not in flags.toggles:
+        if value is not None:
+            raise UserError(f"{flags.command}: {name} takes no value.")
+        return f"{name.replace('--no-', '--', 1)}=off"
+    if value is None:
+        value = rest.pop(0) if rest and rest[0].lower() in TOGGLE_WORDS else "on"
+    return f"{name}={value}"
+
+
+def _next_value(name: str, rest: list[str], flags: Flags) -> str:
+    """The argument behind a flag that needs one; a flag of this command there means that it was forgotten."""
+    following = rest[0].partition("=")[0].replace("_", "-") if rest else ""
+    if not rest or following in flags.names():
+        found = f"{rest[0]} follows" if rest else "nothing follows"
+        raise UserError(f"{flags.command}: {name} needs a value; {found}. Type {name}=VALUE.")
+    return rest.pop(0)
+
+
+def unknown_flag(name: str, flags: Flags) -> str:
+    """What to type instead of a flag that does not exist."""
+    from nanogpt_cli.config.nanogpt import ELSEWHERE
+
+    plain = name.removeprefix("--").replace("-", "_")
+    if plain in ELSEWHERE:
+        return f"{flags.command}: there is no {name}. {ELSEWHERE[plain]}"
+    near = did_you_mean(name.strip("-"), [known.strip("-") for known in flags.names()]).replace("mean ", "mean --")
+    return f"{flags.command}: there is no {name}.{near} {flags.command} --help lists all."
+
+
+def stray_words(command: str, words: list[str]) -> str:
+    """What to type instead of words that the command does not take."""
+    word = words[0]
+    found = f"{command}: {typed(word)} is one word too many."
+    if command.endswith(" sample"):
+        return f"{found} A prompt is --prompt {typed(' '.join(words))}"
+    if command.endswith(" eval"):
+        return f"{found} Other data is --data NAME or --data-dir DIR."
+    if command.endswith(" train"):
+        return f"{found} {_for_train(words[-1])}"
+    return f"{found} {command} --help says more."
+
+
+def _for_train(word: str) -> str:
+    """Everything that train takes has a flag."""
+    from nanogpt_cli.config.presets import preset_names
+    from nanogpt_cli.runs.directory import RUNS, RunDirectory
+
+    path = Path(word)
+    if word.replace("-", "_") in preset_names():
+        return f"A recipe is --preset {word}"
+    if any(RunDirectory(place).config.exists() for place in (path, RUNS / word)):
+        return f"To continue a run: nanogpt resume {typed(word)}"
+    if path.suffix in (".toml", ".py"):
+        return f"A file of settings is --config {typed(word)}"
+    return f"A data set or a text file is --dataset {typed(word)}, a recipe --preset NAME."

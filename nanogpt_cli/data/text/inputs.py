@@ -1,0 +1,112 @@
+"""The files that a data set is made from: the user's own, found by path, folder or pattern."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from nanogpt_cli.data import catalogue
+from nanogpt_cli.data.download import PinnedFile, Say, cached, sha256_of
+from nanogpt_cli.data.text.documents import KINDS, file_kind
+from nanogpt_cli.errors import UserError, did_you_mean
+from nanogpt_cli.files import temporary_beside
+
+
+class Inputs(Protocol):
+    """Files in a fixed order, each there while it is open."""
+
+    remote: bool  # whether a failure may leave a download that is worth keeping
+
+    @property
+    def labels(self) -> list[str]:
+        """A name for each, for messages."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each."""
+
+    def open(self, index: int) -> Any:
+        """A context manager that gives the path of file `index`."""
+
+    def identity(self) -> Any:
+        """Plain types that change whenever the content does."""
+
+
+class LocalFiles:
+    """Files that lie on this machine and stay there."""
+
+    remote = False
+
+    def __init__(self, paths: list[Path], labels: list[str] | None = None, known: str | None = None) -> None:
+        self.paths, self.known = paths, known
+        self.labels = labels or [str(path) for path in paths]
+        self.sizes = [path.stat().st_size for path in paths]
+
+    @contextmanager
+    def open(self, index: int) -> Iterator[Path]:
+        """The path of file `index`."""
+        yield self.paths[index]
+
+    def identity(self) -> Any:
+        """What is known of the content; else names, sizes and times of change."""
+        return self.known or [
+            [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns] for path in self.paths
+        ]
+
+
+class PinnedInput:
+    """One file of the catalogue, fetched when it is opened."""
+
+    remote = False  # what was fetched is in the user's cache
+
+    def __init__(self, file: PinnedFile, say: Say) -> None:
+        self.file, self.say = file, say
+        self.labels, self.sizes = [file.name], [file.bytes]
+
+    @contextmanager
+    def open(self, index: int) -> Iterator[Path]:
+        """The file in the user's cache."""
+        yield cached(self.file, self.say)
+
+    def identity(self) -> str:
+        """Its hash."""
+        return self.file.sha256
+
+
+@contextmanager
+def spooled(stream: BinaryIO, folder: Path) -> Iterator[LocalFiles]:
+    """What comes from `stream`, kept in a file beside `folder` while it is needed: text is read twice."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_beside(folder) as path:
+        with path.open("wb") as file:
+            shutil.copyfileobj(stream, file, 1 << 20)
+        yield LocalFiles([path], ["stdin"], sha256_of(path))
+
+
+def find_files(words: list[str]) -> list[Path]:
+    """The files that paths, folders and patterns name: in the order given, sorted within each, none twice.
+
+    A folder gives every txt, jsonl and parquet file below it, compressed ones too, but nothing hidden.
+
+    Raises:
+        UserError: a word that matches nothing.
+    """
+    found: dict[Path, Path] = {}
+    for word in words:
+        path = Path(word).expanduser()
+        if path.is_dir():
+            below = [file for file in path.rglob("*") if file_kind(file) and file.is_file()]
+            matches = [file for file in below if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+            nothing = f"no file in this folder ends in {', '.join(KINDS)}, or in these and .gz or .zst."
+        elif path.exists():
+            matches, nothing = [path], ""
+        else:
+            base = Path(path.anchor)
+            matches = [file for file in base.glob(str(path.relative_to(base))) if file.is_file()]
+            nothing = f"no such file or folder.{did_you_mean(word, catalogue.names())}"
+        if not matches:
+            raise UserError(f"{word}: {nothing}")
+        for match in sorted(matches, key=lambda file: file.parts):
+            found.setdefault(match.resolve(), match)
+    return list(found.values())

@@ -1,0 +1,305 @@
+"""Text to token files, in bounded memory, with the same bytes for any number of workers and after any interruption.
+
+    files -> documents -> pieces -> (workers) -> ids -> .prepare/{train,val}.bin -> data/NAME, meta.toml last
+
+While it runs everything lies in the folder `.prepare` of the data set, with a note of how far the input is written.
+The same command again goes on from there; another one starts afresh.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from nanogpt_cli.data.text.documents import Reading
+from nanogpt_cli.data.text.encode import Cursor, encoded, usual_workers
+from nanogpt_cli.data.text.inputs import Inputs
+from nanogpt_cli.data.text.splits import SplitRule
+from nanogpt_cli.data.text.units import Text
+from nanogpt_cli.data.text.writer import SPLITS, STATE, Writer
+from nanogpt_cli.data.tokenizers import CharTokenizer, Tokenizer, get_tokenizer
+from nanogpt_cli.data.tokens.files import FORMAT, META, WORK
+from nanogpt_cli.errors import UserError
+from nanogpt_cli.files import make_folder, sync_folder, user_cache, write_toml
+
+SMALL_BYTES, MOST_CHARACTERS = 10_000_000, 10_000  # own text up to this size and alphabet is taken by characters
+PARALLEL_BYTES = 8_000_000  # below this, starting processes takes longer than the work
+EOT_RULES = {
+    "eot": "id {eot} after every document",
+    "newline": "a line break after every document that does not end in one",
+    "none": "none",
+}
+
+
+class Progress(Protocol):
+    """Who hears how far the work is."""
+
+    def say(self, text: str) -> None:
+        """One line about what was chosen or found."""
+
+    def at(self, share: float, documents: int, text_bytes: int, tokens: int) -> None:
+        """Totals so far; `share` of the input is done, 0 to 1."""
+
+
+class Quiet:
+    """Progress for nobody."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def at(self, share: float, documents: int, text_bytes: int, tokens: int) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be made, where, and out of which text."""
+
+    name: str
+    folder: Path
+    inputs: Inputs
+    source: dict[str, Any]  # for meta.toml
+    tokenizer: str  # "auto", "char", "bytes" or an encoding of tiktoken
+    split: SplitRule
+    reading: Reading = field(default_factory=Reading)
+    end_of_text: bool = True  # after every document
+    expect: dict[str, int] = field(default_factory=dict)  # tokens by split
+
+    def request(self) -> str:
+        """Names the job: two jobs that make different files differ in it."""
+        how = [FORMAT, self.tokenizer, self.end_of_text, asdict(self.split), asdict(self.reading)]
+        return hashlib.sha256(json.dumps([self.inputs.identity(), *how]).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A complete data set: its folder, what meta.toml says, and whether it was there already."""
+
+    folder: Path
+    meta: dict[str, Any]
+    already: bool
+    seconds: float
+
+
+def run(job: Job, *, workers: int | None = None, force: bool = False, progress: Progress | None = None) -> Prepared:
+    """Make the data set, or go on making it, or find that it is complete.
+
+    Raises:
+        UserError: the text cannot be read or is too short, or the folder holds something else; nothing was changed.
+        NanogptError: the disk is full or a worker was killed; the same call goes on from there.
+    """
+    progress, started = progress or Quiet(), time.perf_counter()
+    if job.folder.exists() and not job.folder.is_dir():
+        raise UserError(f"{job.folder} is a file, where the token files need a folder. Give them another: --name NAME.")
+    with _one_at_a_time(job.folder, progress):
+        found = None if force else _already(job)
+        if found is not None:
+            meta = found
+            shutil.rmtree(job.folder / WORK, ignore_errors=True)  # of a process killed when all but this was done
+        else:
+            with _work_folder(job, progress) as work:
+                if not (work / META).is_file():  # else nothing but the last renames is missing
+                    write_toml(work / META, _make(job, work, workers, progress))
+                meta = _install(work, job.folder)
+    return Prepared(job.folder, meta, found is not None, time.perf_counter() - started)
+
+
+def _already(job: Job) -> dict[str, Any] | None:
+    """The metadata if the data set is complete and the same; UserError if the folder holds another one."""
+    path = job.folder / META
+    if path.is_file():
+        try:
+            meta = tomllib.loads(path.read_text(encoding="utf-8"))
+        except ValueError:  # no TOML, no UTF-8
+            meta = {}
+        if meta.get("request") == job.request():
+            return meta
+        kind = meta.get("tokenizer", {}).get("kind", "unknown")
+        found = f"a data set made from other text or with other settings (tokenizer {kind})"
+    elif any(job.folder.glob("*.bin")) and not (job.folder / WORK).exists():
+        found = "token files that nanogpt did not make"
+    else:
+        return None
+    raise UserError(f"{job.folder} holds {found}. To replace it add --force, or give this one another --name.")
+
+
+@contextlib.contextmanager
+def _work_folder(job: Job, progress: Progress) -> Iterator[Path]:
+    """The folder of the unfinished files. After a failure it stays if there is something to go on from."""
+    work = job.folder / WORK
+    made = [folder for folder in (job.folder, *job.folder.parents) if not folder.exists()]
+    if _request_of(work) not in (None, job.request()):
+        progress.say("unfinished files of another text, or of other settings, are dropped")
+        shutil.rmtree(work)
+    try:
+        make_folder(work)
+    except OSError as error:
+        raise UserError(
+            f"{job.folder}: cannot be made: {error.strerror}. Choose a folder that can be written: --data-dir DIR."
+        ) from None
+    try:
+        yield work
+    except BaseException:
+        if not (work / STATE).exists() and not (work / META).exists():
+            shutil.rmtree(work)
+            for folder in made:
+                folder.rmdir()
+        raise
+
+
+def _request_of(work: Path) -> str | None:
+    """Which job the unfinished files belong to."""
+    if (work / META).is_file():
+        return str(tomllib.loads((work / META).read_text(encoding="utf-8"))["request"])
+    if (work / STATE).is_file():
+        return str(json.loads((work / STATE).read_text(encoding="utf-8"))["request"])
+    return None
+
+
+def _make(job: Job, work: Path, workers: int | None, progress: Progress) -> dict[str, Any]:
+    """Write both token files and return what meta.toml says about them."""
+    text = Text(job.inputs, job.reading, job.split)
+    tokenizer, ending, cut = _look(job, text, progress)
+    processes = 1 if sum(job.inputs.sizes) < PARALLEL_BYTES else workers or usual_workers()
+    head = job.split.tokens if job.split.rule == "head" else 0
+    with Writer(work, job.request(), tokenizer.dtype.itemsize, head) as writer:
+        if job.inputs.remote:
+            writer.save()  # so that a download that fails is kept, and goes on
+        if writer.cursor != Cursor():
+            progress.say(f"going on after {sum(writer.tokens):,} tokens that are written already")
+        with contextlib.closing(encoded(text.units(writer.cursor, cut), tokenizer, ending, processes)) as done:
+            for unit, ids in done:
+                writer.add(unit, ids)
+                progress.at(unit.share, writer.cursor.documents, writer.text_bytes, sum(writer.tokens))
+        tail = job.split.cut(writer.tokens[0]) if job.split.rule == "tail" and cut is None else None
+        counts = writer.tokens if tail is None else (tail, writer.tokens[0] - tail)
+        if not all(counts):
+            raise UserError(
+                f"{_few(job.inputs.labels)}: too little text: {counts[0]:,} tokens for train and {counts[1]:,} for val "
+                f"({job.split.words()}). Use more text, or another --val-fraction or --split."
+            )
+        writer.save()
+        if tail is not None:
+            writer.cut_tail(tail)
+        return _meta(job, tokenizer, ending, writer)
+
+
+def _look(job: Job, text: Text, progress: Progress) -> tuple[Tokenizer, str, int | None]:
+    """The tokenizer, what ends a document, and the character val begins at, where that can be said beforehand."""
+    kind, scan = job.tokenizer, None
+    if kind in ("auto", "char") or job.split.rule == "tail":
+        scan = text.scan(None if kind == "char" else SMALL_BYTES)
+    if scan is not None and not scan.characters:
+        raise UserError(f"{_few(job.inputs.labels)}: there is no text in it.")
+    if kind == "auto":
+        kind = "char" if scan is not None and len(scan.alphabet) <= MOST_CHARACTERS else "gpt2"
+        limits = f"10 MB of text and {MOST_CHARACTERS:,} different characters"
+        progress.say(f"tokenizer: {kind} ({'at most' if kind == 'char' else 'more than'} {limits})")
+    cut = job.split.cut(scan.characters) if scan is not None and job.split.rule == "tail" else None
+    if kind != "char" or scan is None:
+        return get_tokenizer(kind, progress.say), "eot" if job.end_of_text else "none", cut
+    ending = "newline" if scan.documents > 1 else "none"
+    alphabet = scan.alphabet + ["\n"] * (ending == "newline")
+    return CharTokenizer(alphabet, scan.most_frequent), ending, cut
+
+
+def _meta(job: Job, tokenizer: Tokenizer, ending: str, writer: Writer) -> dict[str, Any]:
+    counts = dict(zip(SPLITS, writer.tokens, strict=True))
+    warnings = [
+        f"{split} has {counts[split]:,} tokens, {expected:,} were expected"
+        for split, expected in job.expect.items()
+        if counts[split] != expected
+    ]
+    dtype = tokenizer.dtype.newbyteorder("<")
+    splits = {split: _measured(path, counts[split], dtype) for split, path in zip(SPLITS, writer.paths, strict=True)}
+    return {
+        "format": FORMAT,
+        "name": job.name,
+        "dtype": tokenizer.dtype.name,
+        "vocab_size": tokenizer.size,
+        "eot_rule": EOT_RULES[ending].format(eot=tokenizer.eot),
+        "split_rule": job.split.words(),
+        "request": writer.request,
+        "warnings": warnings,
+        "splits": splits,
+        "tokenizer": tokenizer.to_toml(),
+        "source": {**job.source, "files": len(job.inputs.labels), "paths": _readable(job.inputs.labels[:100])},
+        "statistics": {
+            "documents": writer.cursor.documents,
+            "empty_documents": writer.cursor.empty,
+            "characters": writer.cursor.characters,
+            "text_bytes": writer.text_bytes,
+        },
+    }
+
+
+def _readable(labels: list[str]) -> list[str]:
+    """Also paths that the console's encoding could not read."""
+    return [os.fsencode(label).decode("utf-8", "replace") for label in labels]
+
+
+def _few(labels: list[str]) -> str:
+    return ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
+
+
+def _measured(path: Path, tokens: int, dtype: np.dtype[Any]) -> dict[str, Any]:
+    """What meta.toml says about a token file, of which the first `tokens` count."""
+    left, digest, highest = tokens * dtype.itemsize, hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while left:
+            block = file.read(min(left, 1 << 22))
+            digest.update(block)
+            ids: npt.NDArray[Any] = np.frombuffer(block, dtype)
+            highest, left = max(highest, int(ids.max())), left - len(block)
+    return {"tokens": tokens, "highest_id": highest, "sha256": digest.hexdigest(), "bytes": tokens * dtype.itemsize}
+
+
+def _install(work: Path, folder: Path) -> dict[str, Any]:
+    """Move finished files into place, metadata last. May be killed and run again at any point."""
+    meta = tomllib.loads((work / META).read_text(encoding="utf-8"))
+    (folder / META).unlink(missing_ok=True)  # of a data set that is replaced, the marker goes first
+    (work / STATE).unlink(missing_ok=True)  # the note is of files that are about to leave
+    for split in SPLITS:
+        part = work / f"{split}.bin"
+        if part.exists():
+            with part.open("r+b") as file:
+                file.truncate(meta["splits"][split]["bytes"])
+                os.fsync(file.fileno())
+            part.replace(folder / f"{split}.bin")
+    sync_folder(folder)
+    (work / META).replace(folder / META)
+    sync_folder(folder)
+    shutil.rmtree(work)
+    return meta
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path, progress: Progress) -> Iterator[None]:
+    """Let processes that make the same data set wait for each other, where the system has such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    name = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:32]
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a home that cannot be written to, or has no locks
+            locks = user_cache() / "locks"
+            locks.mkdir(exist_ok=True)
+            file = stack.enter_context((locks / name).open("w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                progress.say(f"another process is making {folder}: waiting for it")
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield

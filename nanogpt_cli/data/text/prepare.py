@@ -1,0 +1,221 @@
+"""What can be asked for: a data set by its name, own text by its paths, or whatever a run needs and is not there."""
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from nanogpt_cli.data import catalogue
+from nanogpt_cli.data.catalogue import Entry
+from nanogpt_cli.data.text.documents import COMPRESSED, Reading, file_kind
+from nanogpt_cli.data.text.hub import EXTRA, FolderHub, Hub, HubInputs, HuggingFaceHub
+from nanogpt_cli.data.text.inputs import LocalFiles, PinnedInput, find_files, spooled
+from nanogpt_cli.data.text.make import Job, Prepared, Progress, Quiet, run
+from nanogpt_cli.data.text.splits import SplitRule, own_split
+from nanogpt_cli.data.tokens.files import META, WORK
+from nanogpt_cli.errors import UserError, did_you_mean, typed
+
+ROOT = Path("data")
+STAND_IN = "shakespeare"
+
+
+def prepare_named(
+    entry: Entry,
+    *,
+    name: str | None = None,
+    folder: Path | None = None,
+    tokenizer: str | None = None,
+    shards: int | None = None,
+    source: str | None = None,
+    workers: int | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Prepared:
+    """Make a data set of the catalogue.
+
+    Args:
+        entry: which one.
+        name: what to call it; default its own name.
+        folder: for the token files; default data/NAME.
+        tokenizer: another one than its own.
+        shards: take only the first so many of its files.
+        source: a folder with a copy of its repository, instead of the hub.
+        workers: processes; default one a core.
+        force: make it again though it is there.
+        progress: hears how far the work is.
+
+    Raises:
+        UserError: an argument does not fit the data set, or the folder holds something else.
+        NanogptError: no source answered, or the disk is full. The same call goes on from what is complete.
+    """
+    progress, name = progress or Quiet(), _checked(name or entry.name)
+    kind = tokenizer or entry.tokenizer
+    common: dict[str, Any] = {"name": name, "folder": folder or ROOT / name, "tokenizer": kind}
+    if entry.file is not None:
+        if shards or source:
+            raise UserError(f"{entry.name} is one small file: --shards and --source are for larger data sets.")
+        job = _file_job(entry, common, progress)
+    else:
+        job = _hub_job(entry, common, shards, source, progress)
+    return run(job, workers=workers, force=force, progress=progress)
+
+
+def _file_job(entry: Entry, common: dict[str, Any], progress: Progress) -> Job:
+    file = catalogue.pinned(entry.file or "")
+    return Job(
+        **common,
+        inputs=PinnedInput(file, progress.say),
+        source={"name": entry.name, "url": file.urls[0], "sha256": file.sha256},
+        split=SplitRule("tail"),
+        end_of_text=False,
+        expect=entry.expect if common["tokenizer"] == entry.tokenizer else {},
+    )
+
+
+def _hub_job(entry: Entry, common: dict[str, Any], shards: int | None, source: str | None, progress: Progress) -> Job:
+    if common["tokenizer"] == "char":
+        raise UserError(f"{entry.name} is too large to be read twice, as characters need: --tokenizer bytes or gpt2.")
+    hub: Hub = HuggingFaceHub(entry.hub or "", entry.revision) if source is None else FolderHub(source)
+    count = min(shards or entry.shards, entry.shards)
+    rule = {key: value for key, value in entry.val.items() if key != "pattern"}
+    if count < entry.shards and entry.shard_val:
+        rule = {"rule": "documents", "fraction": entry.shard_val, "seed": entry.val["seed"], "first_file_only": True}
+    whole = count == entry.shards and common["tokenizer"] == entry.tokenizer
+    return Job(
+        **common,
+        inputs=HubInputs(hub, entry, count, common["folder"] / WORK / "downloads", progress.say),
+        source={"name": entry.name, "hub": entry.hub, "revision": entry.revision, "of": entry.shards},
+        split=SplitRule(**rule, first_val_file=count),
+        expect=entry.expect if whole else {},
+    )
+
+
+def prepare_paths(
+    words: list[str],
+    *,
+    name: str | None = None,
+    folder: Path | None = None,
+    tokenizer: str | None = None,
+    reading: Reading | None = None,
+    split: SplitRule | None = None,
+    workers: int | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Prepared:
+    """Make a data set out of the user's own files, folders and patterns.
+
+    Args:
+        words: paths, as on the command line; "-" alone is stdin.
+        name: what to call it; default after the one path.
+        folder: for the token files; default data/NAME.
+        tokenizer: default characters for up to 10 MB with at most 10,000 different ones, else gpt2.
+        reading: how files become documents.
+        split: default the last tenth, at most ten million tokens.
+        workers: processes; default one a core.
+        force: make it again though it is there.
+        progress: hears how far the work is.
+
+    Raises:
+        UserError: a path or name that will not do, or text that cannot be read as it should.
+        NanogptError: the disk is full. The same call goes on from what is complete.
+    """
+    for word in words if len(words) > 1 else []:
+        if word == "-":
+            raise UserError("- is stdin and stands alone; to take both, give files.")
+        if catalogue.find(word) is not None:
+            raise UserError(f"{word} is a known data set, prepared by itself; for a file write ./{word}.")
+    name = _checked(name or default_name(words))
+    folder = folder or ROOT / name
+    given = spooled(sys.stdin.buffer, folder) if words == ["-"] else nullcontext(LocalFiles(find_files(words)))
+    with given as inputs:
+        job = Job(
+            name=name,
+            folder=folder,
+            inputs=inputs,
+            source={},
+            tokenizer=tokenizer or "auto",
+            split=split or own_split("position"),
+            reading=reading or Reading(),
+        )
+        return run(job, workers=workers, force=force, progress=progress)
+
+
+def _checked(name: str) -> str:
+    if name != Path(name).name or name.startswith("."):
+        raise UserError(f"--name {name}: a name is one word, without / and without a dot in front.")
+    return name
+
+
+def default_name(words: list[str]) -> str:
+    """my.txt, my.jsonl.gz and my/ are called my.
+
+    Raises:
+        UserError: several words, a pattern, or a name of the catalogue.
+    """
+    path = Path(Path(words[0]).name)
+    while file_kind(path) or path.suffix in COMPRESSED:
+        path = Path(path.stem)
+    if len(words) > 1 or path.name in ("", "-") or set("*?[") & set(path.name):
+        raise UserError("Give this data set a name: --name NAME.")
+    if catalogue.find(path.name) is not None:
+        raise UserError(f"{words[0]}: {path} is the name of another data set; give this one its own: --name NAME.")
+    return path.name
+
+
+def ensure_prepared(dataset: str, root: Path = ROOT, *, progress: Progress | None = None) -> str:
+    """Make sure that a run finds its data set: a text file is prepared, and so is a small set of the catalogue.
+
+    Returns:
+        The data set's name; its token files are in `root`/NAME.
+
+    Raises:
+        UserError: there is no such data set, or it is too large to be fetched unasked; says what to type.
+    """
+    entry = catalogue.find(dataset)
+    if entry is None and Path(dataset).is_file():
+        name = default_name([dataset])
+        prepare_paths([dataset], name=name, folder=root / name, progress=progress)
+        return name
+    name = dataset if entry is None else entry.name
+    folder = root / name
+    small, started = entry is not None and entry.file is not None, (folder / WORK).exists()
+    if (folder / META).is_file() or (started and not small) or (any(folder.glob("*.bin")) and not started):
+        return name  # or what is missing is said where the files are opened
+    if entry is None:
+        raise UserError(_unknown(dataset, folder))
+    if entry.file is None:
+        raise UserError(too_large(entry, folder))
+    prepare_named(entry, folder=folder, progress=progress)
+    return name
+
+
+def _unknown(dataset: str, folder: Path) -> str:
+    """What to type instead of a name that stands for nothing."""
+    path = Path(dataset)
+    if path.is_dir() and ((path / META).is_file() or any(path.glob("*.bin"))):
+        return f"--dataset {dataset} is no name, but a folder of token files. Type --data-dir {typed(dataset)}"
+    if path.is_dir():
+        return (
+            f"--dataset {dataset} is no name, but a folder. To prepare its texts type nanogpt prepare {typed(dataset)}"
+        )
+    return (
+        f"There is no data set in {folder}, and {dataset} is neither a file nor a known name."
+        f"{did_you_mean(dataset, catalogue.names())} Known names: {', '.join(catalogue.names())}. "
+        f"Prepare your own text: nanogpt prepare PATH --name {typed(path.stem)}"
+    )
+
+
+def too_large(entry: Entry, folder: Path) -> str:
+    """Why a large data set is not fetched unasked, and what to type."""
+    tokens = ""
+    if entry.tokens:
+        tokens = f"; {entry.tokens / 1e9:.1f} billion tokens in {entry.tokens * 2 / 1e9:.0f} GB of token files"
+    part = entry.download_bytes / entry.shards / 1e9
+    return (
+        f"There is no data set in {folder}, and {entry.name} is not fetched unasked: "
+        f"{entry.download_bytes / 1e9:.1f} GB to download{tokens}.\n"
+        f"  all of it:          nanogpt prepare {entry.name}\n"
+        f"  one of {entry.shards} files:    nanogpt prepare {entry.name} --shards 1    ({part:.1f} GB to download)\n"
+        f"  both need:          {EXTRA}\n"
+        f"  a small stand-in:   --dataset {STAND_IN}    (prepared by itself, 1 MB)"
+    )

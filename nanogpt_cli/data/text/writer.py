@@ -1,0 +1,108 @@
+"""The two unfinished token files of a data set, and the note beside them of what they hold."""
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from nanogpt_cli.data.text.encode import Cursor, Encoded, Unit
+from nanogpt_cli.errors import NanogptError
+from nanogpt_cli.files import DiskFullError, atomic_write, disk_full_named
+
+STATE = "state.json"
+SPLITS = ("train", "val")
+SAVE_SECONDS = 5.0
+
+
+class Writer:
+    """Appends units; a context manager. What follows the last note is dropped when the work goes on.
+
+    Args:
+        work: the folder of the unfinished files.
+        request: names the job.
+        itemsize: bytes a token.
+        head: so many of the first tokens go to val.
+    """
+
+    def __init__(self, work: Path, request: str, itemsize: int, head: int = 0) -> None:
+        self.work, self.request, self.itemsize, self.head = work, request, itemsize, head
+        self.cursor, self.bytes, self.text_bytes = Cursor(), [0, 0], 0
+        self.paths = [work / f"{split}.bin" for split in SPLITS]
+        if (work / STATE).exists():
+            state = json.loads((work / STATE).read_text(encoding="utf-8"))
+            sizes = [path.stat().st_size if path.exists() else 0 for path in self.paths]
+            if all(size >= noted for size, noted in zip(sizes, state["bytes"], strict=True)):
+                self.cursor, self.bytes = Cursor(*state["cursor"]), state["bytes"]
+                *_, self.text_bytes = state["counts"]
+
+    def __enter__(self) -> "Writer":
+        self.saved = time.monotonic()
+        self.files: list[BinaryIO] = []
+        for path, size in zip(self.paths, self.bytes, strict=True):
+            path.touch()
+            file = path.open("r+b")
+            self.files.append(file)
+            file.truncate(size)
+            file.seek(size)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self.files:
+            file.close()
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Tokens of train and val so far."""
+        return self.bytes[0] // self.itemsize, self.bytes[1] // self.itemsize
+
+    def add(self, unit: Unit, encoded: Encoded) -> None:
+        """Append the ids of the next unit."""
+        train, val = encoded.train, encoded.val
+        if self.head:
+            place = max(0, self.head * self.itemsize - self.bytes[1])
+            train, val = train[place:], train[:place]
+        with _full_disk_told(self.work):
+            for which, data in enumerate((train, val)):
+                self.files[which].write(data)
+                self.bytes[which] += len(data)
+        self.cursor = unit.after
+        self.text_bytes += encoded.text_bytes
+        if time.monotonic() - self.saved > SAVE_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        """Make what is written durable, then note it."""
+        counts = [self.cursor.documents, self.cursor.characters, self.text_bytes]
+        note = {"request": self.request, "cursor": self.cursor, "bytes": self.bytes, "counts": counts}
+        with _full_disk_told(self.work):
+            for file in self.files:
+                file.flush()
+                os.fsync(file.fileno())
+            atomic_write(self.work / STATE, lambda file: file.write(json.dumps(note).encode()))
+        self.saved = time.monotonic()
+
+    def cut_tail(self, count: int) -> None:
+        """Give val the tokens from number `count` on. The train file keeps them too, as the note says, for now."""
+        train, val = self.files
+        train.seek(count * self.itemsize)
+        val.seek(0)
+        with _full_disk_told(self.work):
+            shutil.copyfileobj(train, val, 1 << 20)
+            val.flush()
+            os.fsync(val.fileno())
+        self.bytes = [count * self.itemsize, self.bytes[0] - count * self.itemsize]
+
+
+@contextlib.contextmanager
+def _full_disk_told(work: Path) -> Iterator[None]:
+    try:
+        with disk_full_named(work):
+            yield
+    except DiskFullError as error:
+        raise NanogptError(
+            f"The disk of {work.parent} is full. What is written so far is kept: make room and run it again."
+        ) from error

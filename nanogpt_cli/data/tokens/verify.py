@@ -1,0 +1,127 @@
+"""Whether token files hold what they should: a full hash and scan where that is cheap or the files are new here.
+
+Splits under 256 MB are read through at every start. For larger ones the outcome is kept in the user's cache; after that
+size, time stamp and sampled blocks are compared with it.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nanogpt_cli.data.tokens.files import Tokens, bad_id, prepare_line
+from nanogpt_cli.errors import UserError
+from nanogpt_cli.files import atomic_write, user_cache
+
+SMALL = 256 << 20  # bytes
+CHUNK = 8 << 20  # bytes read at once
+
+Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
+
+
+def silent(_what: str, _done: int, _total: int) -> None:
+    """Progress for nobody."""
+
+
+def check_content(tokens: Tokens, *, full: bool = False, progress: Progress = silent) -> None:
+    """Compare a split with its metadata, and set its highest_id.
+
+    Args:
+        tokens: the split.
+        full: read large files through again, whatever the cache says.
+        progress: called while a split is read through.
+
+    Raises:
+        UserError: the content is not what the metadata says.
+    """
+    stats = [path.stat() for path in tokens.paths]
+    large = sum(stat.st_size for stat in stats) >= SMALL
+    subject: dict[str, Any] = {"paths": [str(path.resolve()) for path in tokens.paths], "dtype": tokens.dtype.name}
+    if large:
+        subject |= {"files": [[stat.st_size, stat.st_mtime_ns] for stat in stats], "digest": tokens.digest()}
+    known = _recall(subject) if large and not full else None
+    sha256, highest_id = known or _scan(tokens, progress)
+    if tokens.sha256 not in (None, sha256):
+        path = tokens.paths[0]
+        raise UserError(
+            f"{path} is damaged: its SHA-256 is {sha256[:16]}..., meta.toml says {tokens.sha256:.16}... "
+            f"Prepare the data set again: {prepare_line(path.parent)}"
+        )
+    tokens.highest_id = highest_id
+    if large and not known:
+        _remember({**subject, "sha256": sha256, "highest_id": highest_id})
+
+
+def check_ids(tokens: Tokens, vocab_size: int, advice: str) -> None:
+    """Refuse a split whose highest id, where it is known, is outside the vocabulary: UserError with its place."""
+    if tokens.highest_id is None or tokens.highest_id < vocab_size:
+        return
+    position = 0
+    for _, ids in _chunks(tokens):
+        above = np.flatnonzero(ids >= vocab_size)
+        if above.size:
+            raise bad_id(tokens, position + int(above[0]), int(ids[above[0]]), vocab_size, advice)
+        position += ids.size
+    raise UserError(
+        f"{tokens.paths[0]}: meta.toml says the highest id is {tokens.highest_id:,}, but the file holds none above the "
+        f"vocabulary of {vocab_size:,}. Prepare the data set again."
+    )
+
+
+def looks_like_uint32(tokens: Tokens) -> bool:
+    """Whether a split read as uint16 seems to hold 32-bit ids: every second number tiny, the others not."""
+    if tokens.dtype.itemsize != 2 or tokens.count < 2 or any(file.count % 2 for file in tokens.files):
+        return False
+    positions, ids = tokens.sampled()
+    high, low = int(ids[positions % 2 == 1].max()), int(ids[positions % 2 == 0].max())
+    return high <= 3 and low > 16 * high  # the upper half of an id below 262,144
+
+
+def _scan(tokens: Tokens, progress: Progress) -> tuple[str, int | None]:
+    total = sum(path.stat().st_size for path in tokens.paths)
+    hash_, done, highest_id = hashlib.sha256(), 0, None
+    for data, ids in _chunks(tokens):
+        hash_.update(data)
+        if ids.size:
+            highest_id = max(highest_id or 0, int(ids.max()))
+        done += len(data)
+        progress(f"checking {tokens.paths[0].parent.name}", done, total)
+    return hash_.hexdigest(), highest_id
+
+
+def _chunks(tokens: Tokens) -> Iterator[tuple[bytes, npt.NDArray[Any]]]:
+    """All bytes of a split, headers too, with the ids among them."""
+    for file in tokens.files:
+        with file.path.open("rb", buffering=0) as stream:
+            yield stream.read(file.header), np.empty(0, tokens.dtype)
+            while data := stream.read(CHUNK):
+                yield data, np.frombuffer(data, tokens.dtype, len(data) // tokens.dtype.itemsize)
+
+
+def _record_path(subject: dict[str, Any]) -> Path:
+    key = json.dumps([subject["paths"], subject["dtype"]])
+    return user_cache() / "verified" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def _recall(subject: dict[str, Any]) -> tuple[str, int | None] | None:
+    """(sha256, highest_id) of an earlier scan of these very files, or None."""
+    try:
+        record = json.loads(_record_path(subject).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # none yet, or damaged: scanning again answers both
+        return None
+    if not isinstance(record, dict) or any(record.get(key) != value for key, value in subject.items()):
+        return None
+    sha256, highest_id = record.get("sha256"), record.get("highest_id")
+    return (sha256, highest_id) if isinstance(sha256, str) and isinstance(highest_id, int) else None
+
+
+def _remember(record: dict[str, Any]) -> None:
+    with suppress(OSError):  # a home that cannot be written to costs time at the next start, nothing else
+        path = _record_path(record)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, lambda file: file.write(json.dumps(record).encode()))

@@ -1,0 +1,237 @@
+"""HellaSwag and LAMBADA: which ending of a text does the model find most likely.
+
+HellaSwag (Zellers et al., 2019) is scored as llm.c does: each of the four endings is read after the context, and the
+one with the highest log-likelihood is the answer; by the sum over its tokens (accuracy), by their mean (accuracy_norm).
+LAMBADA (Paperno et al., 2016), in OpenAI's version: the last word of a passage is right if each of its tokens is the
+most likely one; perplexity is that of the word.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from nanogpt_cli.data.tokenizers import Tokenizer
+from nanogpt_cli.errors import UserError
+from nanogpt_cli.machine.device import Compute, inference
+from nanogpt_cli.model.gpt import GPT
+from nanogpt_cli.weights.pretrained import HubRepo, hub_file, needs_extra
+
+SORTED_TOGETHER = 64  # batches whose rows are sorted by length, so that little is padded
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A context and its possible endings, as ids."""
+
+    context: Ids
+    endings: tuple[Ids, ...]
+    label: int  # the right ending
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What a model achieves; what a task does not have is None."""
+
+    task: str
+    examples: int
+    accuracy: float
+    accuracy_norm: float | None
+    perplexity: float | None
+    cut: int  # texts longer than the context, whose beginning was left out
+
+
+@dataclass(frozen=True)
+class Task:
+    """Where the questions are, and how one is made of a record."""
+
+    name: str
+    repo: HubRepo
+    file: str
+    columns: tuple[str, ...]
+    read: Callable[[dict[str, Any], Tokenizer], Question]
+    single: bool  # one ending: is it the most likely continuation
+
+
+def _hellaswag(record: dict[str, Any], tokenizer: Tokenizer) -> Question:
+    endings = tuple(_ids(tokenizer, " " + ending) for ending in record["endings"])
+    label = int(record["label"])
+    if not 0 <= label < len(endings):
+        raise ValueError(f"label {label} of {len(endings)} endings")
+    return Question(_ids(tokenizer, record["ctx"]), endings, label)
+
+
+def _lambada(record: dict[str, Any], tokenizer: Tokenizer) -> Question:
+    context, space, word = record["text"].rpartition(" ")
+    if not space:
+        raise ValueError("a text of one word")
+    return Question(_ids(tokenizer, context), (_ids(tokenizer, space + word),), 0)
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> Ids:
+    return tokenizer.encode(text).astype(np.int64)
+
+
+TASKS = {
+    "hellaswag": Task(
+        "hellaswag",
+        HubRepo("Rowan/hellaswag", "218ec52e09a7e7462a5400043bb9a69a41d06b76", "dataset"),
+        "data/validation-00000-of-00001.parquet",
+        ("ctx", "endings", "label"),
+        _hellaswag,
+        single=False,
+    ),
+    "lambada": Task(
+        "lambada",
+        HubRepo("EleutherAI/lambada_openai", "900124bf3b8235c6daf21033af9948b3f07346c4", "dataset"),
+        "data/lambada_test_en.jsonl",
+        ("text",),
+        _lambada,
+        single=True,
+    ),
+}
+
+
+def read_questions(task: Task, path: Path | None, tokenizer: Tokenizer, limit: int | None = None) -> list[Question]:
+    """The questions of a task, from a jsonl or parquet file or, without one, from the hub.
+
+    Raises:
+        UserError: no such file, or a record that is no question of this task; names the line.
+        NanogptError: the hub's file is neither cached nor to be had.
+    """
+    path = path or hub_file(task.repo, task.file)
+    questions: list[Question] = []
+    for number, record in enumerate(_records(path, task.columns), 1):
+        if limit is not None and len(questions) == limit:
+            break
+        try:
+            question = task.read(record, tokenizer)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"{path}, record {number}: no {task.name} question ({error!r}).") from None
+        if not len(question.context) or not all(len(ending) for ending in question.endings):
+            raise UserError(f"{path}, record {number}: a context or an ending without a single token.")
+        questions.append(question)
+    if not questions:
+        raise UserError(f"{path}: holds no questions.")
+    return questions
+
+
+def _records(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    if not path.is_file():
+        raise UserError(f"{path}: no such file.")
+    if path.suffix == ".parquet":
+        try:
+            from pyarrow import ArrowInvalid
+            from pyarrow.parquet import read_table
+        except ImportError:
+            raise needs_extra("pyarrow", f"Reading {path.name}") from None
+        try:
+            yield from read_table(path, columns=list(columns)).to_pylist()
+        except (ArrowInvalid, OSError) as error:
+            raise UserError(f"{path}: cannot be read as parquet: {error}") from None
+        return
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise UserError(f"{path}, line {number}: no JSON object: {error}") from None
+
+
+def run_task(
+    task: Task,
+    model: GPT,
+    questions: Sequence[Question],
+    *,
+    batch_size: int,
+    compute: Compute,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> TaskResult:
+    """Answer all questions.
+
+    Args:
+        batch_size: texts a forward pass; changes likelihoods by rounding at most.
+        progress: called with texts done and in all.
+    """
+    rows = [(question.context, ending) for question in questions for ending in question.endings]
+    scores, greedy = score_endings(model, rows, batch_size=batch_size, compute=compute, progress=progress)
+    block_size = model.config.block_size
+    lengths = np.array([min(len(ending), block_size) for _, ending in rows])
+    right = right_norm = place = 0
+    for question in questions:
+        own = slice(place, place + len(question.endings))
+        place = own.stop
+        if task.single:
+            right += int(greedy[own.start])
+        else:
+            right += int(scores[own].argmax()) == question.label
+            right_norm += int((scores[own] / lengths[own]).argmax()) == question.label
+    count = len(questions)
+    return TaskResult(
+        task=task.name,
+        examples=count,
+        accuracy=right / count,
+        accuracy_norm=None if task.single else right_norm / count,
+        perplexity=math.exp(min(700.0, -float(scores.mean()))) if task.single else None,
+        cut=sum(len(context) + len(ending) > block_size + 1 for context, ending in rows),
+    )
+
+
+def score_endings(
+    model: GPT,
+    rows: Sequence[tuple[Ids, Ids]],
+    *,
+    batch_size: int,
+    compute: Compute,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Log-likelihood of each ending after its context, nats, and whether each of its tokens was the most likely.
+
+    A text longer than block_size + 1 tokens loses its beginning.
+    """
+    scores, greedy = np.zeros(len(rows)), np.zeros(len(rows), dtype=bool)
+    done = 0
+    with inference(model):
+        for start in range(0, len(rows), batch_size * SORTED_TOGETHER):
+            together = range(start, min(start + batch_size * SORTED_TOGETHER, len(rows)))
+            by_length = sorted(together, key=lambda i: len(rows[i][0]) + len(rows[i][1]))
+            for first in range(0, len(by_length), batch_size):
+                numbers = by_length[first : first + batch_size]
+                scores[numbers], greedy[numbers] = _score_batch(model, [rows[i] for i in numbers], compute)
+                done += len(numbers)
+                progress(done, len(rows))
+    return scores, greedy
+
+
+def _score_batch(
+    model: GPT, rows: Sequence[tuple[Ids, Ids]], compute: Compute
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """One padded batch; what stands behind a text cannot influence it, and does not count."""
+    texts = [np.concatenate(row)[-model.config.block_size - 1 :] for row in rows]
+    longest = max(map(len, texts))
+    idx = np.zeros((len(rows), longest), dtype=np.int64)  # (B, T + 1)
+    counts = np.zeros((len(rows), longest), dtype=bool)
+    for row, (text, (_, ending)) in enumerate(zip(texts, rows, strict=True)):
+        idx[row, : len(text)] = text
+        counts[row, max(1, len(text) - len(ending)) : len(text)] = True
+    counted = torch.from_numpy(counts[:, 1:])
+    tokens = torch.from_numpy(idx).to(compute.device)
+    targets = tokens[:, 1:][counted.to(compute.device)]  # (N,): those of the endings alone
+    with compute.autocast():
+        x = model.stream(tokens[:, :-1])  # (B, T, C)
+        logits = model.logits(x[counted.to(compute.device)]).float()  # (N, V)
+    losses = F.cross_entropy(logits, targets, reduction="none").cpu().numpy().astype(np.float64)
+    hit = (logits.argmax(-1) == targets).cpu().numpy()
+    row_of = np.nonzero(counts[:, 1:])[0]
+    scores = -np.bincount(row_of, weights=losses, minlength=len(rows)).astype(np.float64)
+    greedy: npt.NDArray[np.bool_] = np.bincount(row_of[~hit], minlength=len(rows)) == 0
+    return scores, greedy

@@ -1,0 +1,130 @@
+"""What of a run can be trusted after files were damaged, swapped or lost, and what can still be used."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nanogpt_cli.config.layers import Layer, combine
+from nanogpt_cli.config.schema import SECTIONS, Config, settings
+from nanogpt_cli.errors import UserError, typed
+from nanogpt_cli.runs.checkpoint import Checkpoint, latest_state, load_checkpoint, load_training_state
+from nanogpt_cli.runs.directory import RunDirectory, read_config
+from nanogpt_cli.runs.metrics import read_metrics
+
+
+@dataclass(frozen=True)
+class Source:
+    """A training state to go on from."""
+
+    checkpoint: Checkpoint | None  # None: the run was killed before its first save
+    path: Path | None
+    settings: Layer
+    problems: tuple[str, ...] = ()  # what is wrong with config.toml or a newer checkpoint
+
+
+def newest_state(run: RunDirectory) -> Source:
+    """The newest checkpoint that is whole and this run's own, and the settings that hold.
+
+    config.toml is what the user sees and may edit; the checkpoint's settings stand in for a damaged one.
+
+    Raises:
+        UserError: nothing can be trusted; says what is wrong with each file and what can still be used.
+    """
+    layer, config, wrong = None, None, ""
+    try:
+        layer = config_layer(run)
+        config = combine(layer).config
+    except UserError as error:
+        wrong = str(error)
+
+    try:
+        checkpoint, path, problem = latest_state(run.checkpoint, run.previous, lambda found: _stranger(found, config))
+    except UserError as error:
+        raise UserError(f"{error}{_still_usable(run)}") from None
+    if checkpoint is None or path is None:
+        saved = sorted(file.name for file in run.path.glob("*.pt"))
+        if saved:
+            names = ", ".join(saved)
+            raise UserError(
+                f"{run.path}: ckpt.pt and ckpt-previous.pt are gone, but there is {names}.{_still_usable(run)}"
+            )
+        if layer is None:
+            raise UserError(f"{wrong} There is no checkpoint that could tell the settings.")
+        return Source(None, None, layer)
+    problems = [f"{problem} {_fallback(run, path, checkpoint['step'])}"] if problem else []
+    if wrong:
+        layer = Layer(f"the checkpoint {path}", checkpoint["config"])
+        problems.append(f"{wrong} The settings of {path.name} are used instead.")
+    assert layer is not None
+    return Source(checkpoint, path, layer, tuple(problems))
+
+
+def _fallback(run: RunDirectory, path: Path, step: int) -> str:
+    reached = max((line["step"] for line in read_metrics(run.metrics)), default=step)
+    kept = "The file will be kept as ckpt-damaged.pt. " if run.checkpoint.exists() else ""
+    return f"{kept}Going on from step {step:,} in {path.name}; the run had reached step {reached:,}."
+
+
+def config_layer(run: RunDirectory) -> Layer:
+    """The settings in config.toml.
+
+    Raises:
+        UserError: it is missing, no TOML, or cut off.
+    """
+    tables = read_config(run)
+    missing = [section for section in SECTIONS if section not in tables]
+    if missing:
+        raise UserError(f"{run.config} is damaged: [{missing[0]}] is missing.")
+    return Layer(str(run.config), tables)
+
+
+def fixed_differences(before: Config, now: Config) -> Iterator[tuple[str, Any, Any]]:
+    """The settings that a run keeps and that differ, each with both values."""
+    for name, known in settings().items():
+        old, new = getattr(getattr(before, known.section), name), getattr(getattr(now, known.section), name)
+        if known.resume == "fixed" and old != new:
+            yield name, old, new
+
+
+def _stranger(checkpoint: Checkpoint, config: Config | None) -> str:
+    """Why a checkpoint cannot be of the run with these settings; empty if it can, or if they are not known."""
+    if config is None:
+        return ""
+    saved = combine(Layer("the checkpoint", checkpoint["config"])).config
+    for name, theirs, ours in fixed_differences(saved, config):
+        if None not in (theirs, ours):
+            return f"not of this run: its {name} is {theirs}, that of config.toml {ours}"
+    return ""
+
+
+def _still_usable(run: RunDirectory) -> str:
+    """A sentence about the newest milestone or the best weights, if they are whole."""
+    for path in sorted(run.path.glob("ckpt-*[0-9].pt"), reverse=True):
+        try:
+            load_training_state(path)
+        except UserError:
+            continue
+        return (
+            f" {path.name} can still be used: "
+            f"nanogpt resume {typed(run.path)} --checkpoint {typed(path.name)} --run NEW"
+        )
+    try:
+        load_checkpoint(run.best)
+    except UserError:
+        return ""
+    return f" The best weights can still be used: nanogpt train --init-from {typed(run.best)}"
+
+
+def best_problem(best: Path, checkpoint: Checkpoint) -> str:
+    """Why the file `best` is not the best that a training state speaks of; empty if it is, or if there is none yet."""
+    step, loss = (checkpoint["progress"][key] for key in ("best_step", "best_loss"))
+    if step is None:
+        return ""
+    try:
+        found = load_checkpoint(best)
+    except UserError as error:
+        return str(error)
+    if found["step"] > checkpoint["step"] or (found["step"], found.get("val_loss")) == (step, loss):
+        return ""  # a later one is this run's too: it goes on from an older state than that which was the best
+    return f"{best}: holds step {found['step']:,}, but the best step of this run is {step:,}."

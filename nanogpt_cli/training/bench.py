@@ -1,0 +1,239 @@
+"""How fast a model trains here: whole updates and their parts, timed on made-up tokens, without a run directory.
+
+An update is timed as training does it: forward and backward of each micro-batch, then clipping and optimizer. The
+device is waited for around blocks of micro-steps, not inside them; only the stages are timed with a wait after each.
+"""
+
+import bisect
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from nanogpt_cli.config.derived import Split
+from nanogpt_cli.config.schema import Config, ModelSettings
+from nanogpt_cli.data.tokens.batches import Batches
+from nanogpt_cli.data.tokens.data_set import DataSet
+from nanogpt_cli.data.tokens.rows import RowOrder
+from nanogpt_cli.machine.device import Compute, memory_gib, synchronize
+from nanogpt_cli.machine.memory import free_memory
+from nanogpt_cli.model.gpt import GPT
+from nanogpt_cli.model.sizes import flops_per_token, memory_estimate
+from nanogpt_cli.training.optimizer import Optimizer
+
+SECONDS = 8.0  # of measuring, about
+BLOCKS = 5  # medians are taken over at least so many timings, where one is short enough
+MEMORY_SHARE = 0.6  # of free memory that a batch may be expected to take where trying would be dangerous
+LONGEST = 15.0  # seconds of a micro-step after which a sweep goes no further
+MOST_ROWS = 1 << 20  # of a micro-batch; no machine holds as many
+PROFILED_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Speed of one device; milliseconds are medians."""
+
+    batch_size: int  # rows of a micro-batch
+    micro_steps: int  # of one update on one device
+    tokens_per_step: int
+    micro_ms: float  # forward and backward of one micro-batch
+    spread: float  # of micro_ms: largest less smallest timing, as a share of the median
+    step_ms: float  # micro_steps * micro_ms + optimizer
+    tokens_per_s: float
+    flops_per_s: float  # PaLM's formula
+    peak: float | None  # FLOP/s of the device
+    memory_gib: float | None
+    stages_ms: dict[str, float | None]  # of one update: data (read ahead while computing), forward, backward, optimizer
+
+    @property
+    def mfu(self) -> float | None:
+        """Share of the peak."""
+        return None if self.peak is None else self.flops_per_s / self.peak
+
+
+class Bench:
+    """A model with random weights and its optimizer, ready to take steps on random tokens."""
+
+    def __init__(self, config: Config, architecture: ModelSettings, compute: Compute, batch_size: int) -> None:
+        self.config, self.architecture, self.compute, self.batch_size = config, architecture, compute, batch_size
+        with torch.device("meta"):
+            model = GPT(architecture)
+        self.model = model.to_empty(device=compute.device)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                nn.init.normal_(parameter, std=0.02)
+        if compute.compile:
+            self.model.compile()
+        self.optimizer = Optimizer(self.model, config.optim, compute.device)
+        self.optimizer.set_rates(0.0)  # speed does not depend on the rate, and nothing can blow up
+        self.scaler = torch.amp.GradScaler(compute.device.type, enabled=compute.dtype == torch.float16)
+        self.not_skipped = torch.zeros((), device=compute.device)
+        shape = (batch_size, architecture.block_size + 1)
+        tokens = torch.randint(architecture.vocab_size or 1, shape, device=compute.device)
+        self.x, self.y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def forward(self) -> None:
+        """The loss of a micro-batch."""
+        with self.compute.autocast():
+            self.loss = self.model(self.x, self.y)
+
+    def backward(self) -> None:
+        """Add up its gradients."""
+        self.scaler.scale(self.loss).backward()
+
+    def micro_steps(self, count: int = 1) -> None:
+        """Both, `count` times."""
+        for _ in range(count):
+            self.forward()
+            self.backward()
+
+    def update(self) -> None:
+        """Clip, apply and drop the gradients."""
+        self.optimizer.take_gradients()
+        self.optimizer.clip(self.config.optim.grad_clip)
+        self.optimizer.step(self.not_skipped)
+        self.optimizer.zero_grad()
+
+    def timed(self, work: Callable[[], object]) -> float:
+        """Seconds of `work`, the device's included."""
+        synchronize(self.compute.device)
+        began = time.perf_counter()
+        work()
+        synchronize(self.compute.device)
+        return time.perf_counter() - began
+
+
+def measure(
+    config: Config,
+    architecture: ModelSettings,
+    compute: Compute,
+    *,
+    batch_size: int,
+    peak: float | None,
+    data_set: DataSet | None = None,
+    seconds: float | None = None,
+) -> Measurement:
+    """Time updates of `batch_size` rows a micro-batch on one device.
+
+    Args:
+        architecture: with vocab_size set.
+        peak: FLOP/s of the device, for MFU.
+        data_set: for the time of reading a batch.
+        seconds: how long to measure, about (default SECONDS); a few micro-steps are taken in any case.
+    """
+    seconds = SECONDS if seconds is None else seconds
+    if compute.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(compute.device)
+    bench = Bench(config, architecture, compute, batch_size)
+    bench.micro_steps()  # kernels are picked, and compiled, in the first
+    bench.update()
+    once = bench.timed(bench.micro_steps)
+    many = max(1, int(seconds / 2 / BLOCKS / once))  # micro-steps between two waits
+    repeats = max(2, min(BLOCKS, int(seconds / 2 / (many * once))))
+    micro = [bench.timed(lambda: bench.micro_steps(many)) / many for _ in range(repeats)]
+    stages = _stages(bench, max(1, min(BLOCKS, int(seconds / 2 / once))))
+    micro_steps = -(-config.train.batch_size * config.train.gradient_accumulation_steps // batch_size)
+    micro_s = statistics.median(micro)
+    step_s = micro_steps * micro_s + stages["optimizer"]
+    tokens = batch_size * micro_steps * architecture.block_size
+    data_s = None if data_set is None else micro_steps * _reading(data_set, config, architecture, batch_size)
+    return Measurement(
+        batch_size=batch_size,
+        micro_steps=micro_steps,
+        tokens_per_step=tokens,
+        micro_ms=1000 * micro_s,
+        spread=(max(micro) - min(micro)) / micro_s,
+        step_ms=1000 * step_s,
+        tokens_per_s=tokens / step_s,
+        flops_per_s=tokens / step_s * flops_per_token(architecture),
+        peak=peak,
+        memory_gib=memory_gib(compute.device),
+        stages_ms={
+            "data": None if data_s is None else 1000 * data_s,
+            "forward": 1000 * micro_steps * stages["forward"],
+            "backward": 1000 * micro_steps * stages["backward"],
+            "optimizer": 1000 * stages["optimizer"],
+        },
+    )
+
+
+def _stages(bench: Bench, repeats: int) -> dict[str, float]:
+    """Median seconds of one micro-batch's forward and backward pass and of one optimizer step."""
+    timings: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
+    for _ in range(repeats):
+        timings["forward"].append(bench.timed(bench.forward))
+        timings["backward"].append(bench.timed(bench.backward))
+        timings["optimizer"].append(bench.timed(bench.update))
+    return {name: statistics.median(values) for name, values in timings.items()}
+
+
+def _reading(data_set: DataSet, config: Config, architecture: ModelSettings, batch_size: int) -> float:
+    """Seconds to have one micro-batch on the device, if nothing were read ahead."""
+    order = RowOrder(data_set.train.count, architecture.block_size, config.train.seed, config.data.sampling)
+    split = Split(batch_size, 1, 1)
+    timings = []
+    with Batches(
+        data_set.train, order, split, 0, first_row=0, vocab_size=architecture.vocab_size or 0, device="cpu"
+    ) as batches:
+        for _ in range(2 * BLOCKS):
+            before = time.perf_counter()
+            next(batches)
+            timings.append(time.perf_counter() - before)
+    return statistics.median(timings)
+
+
+def sweep(
+    config: Config, architecture: ModelSettings, compute: Compute, *, peak: float | None
+) -> Iterator[Measurement]:
+    """Measurements at batch sizes 1, 2, 4... until memory ends: tried on CUDA, elsewhere estimated and never tried."""
+    batch_size = 1
+    while compute.device.type == "cuda" or batch_size <= largest_batch(config, architecture, compute):
+        try:
+            found = measure(config, architecture, compute, batch_size=batch_size, peak=peak, seconds=SECONDS / 2)
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return
+        yield found
+        if found.micro_ms > 1000 * LONGEST:
+            return
+        batch_size *= 2
+
+
+def largest_batch(config: Config, architecture: ModelSettings, compute: Compute) -> int:
+    """Rows that are expected to fit into MEMORY_SHARE of free memory; at least 1."""
+    free = free_memory()
+    if free is None:
+        return config.train.batch_size
+
+    def bytes_for(rows: int) -> float:
+        dtype, device = compute.dtype_name, compute.device.type
+        parts = memory_estimate(architecture, rows, config.optim.optimizer, dtype, device=device)
+        return float(sum(parts.values()))
+
+    # searched, since not every part grows with the rows
+    return max(1, bisect.bisect_right(range(1, MOST_ROWS), MEMORY_SHARE * free, key=bytes_for))
+
+
+def profile(config: Config, architecture: ModelSettings, compute: Compute, *, batch_size: int, folder: Path) -> Path:
+    """Write a trace of a few updates to `folder`, for chrome://tracing or ui.perfetto.dev; its path."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    bench = Bench(config, architecture, compute, batch_size)
+    bench.micro_steps()
+    bench.update()
+    synchronize(compute.device)
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if compute.device.type == "cuda" else [])
+    with profiler(activities=activities) as trace:
+        for _ in range(PROFILED_STEPS):
+            bench.micro_steps()
+            bench.update()
+        synchronize(compute.device)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "trace.json"
+    trace.export_chrome_trace(str(path))
+    return path

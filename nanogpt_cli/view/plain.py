@@ -1,0 +1,290 @@
+"""What is shown while a run trains: the protocol the loop speaks to, plain lines, and silence."""
+
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from nanogpt_cli.view.hints import OverfitWatch, first_loss_hint
+
+LONGEST_SILENCE = 30.0  # seconds
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a view has to know before the first update."""
+
+    run_name: str
+    first_step: int  # updates completed before this start
+    max_iters: int
+    tokens_per_step: int
+    vocab_size: int
+    device: str
+    peak_tflops: float | None  # of one device
+    peak_source: str  # "measured", "table" or "given"
+    best_loss: float | None
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One completed update, as far as the host can know it without waiting for the device."""
+
+    step: int
+    loss: float | None  # the newest update's own
+    window_loss: float | None  # mean since the last log step; set at log steps only
+    lr: float
+    grad_norm: float | None
+    step_ms: float
+    tokens_per_s: float  # over all ranks, step time only
+    mfu: float | None  # share of one device's peak; None until measured
+    tokens: int
+    epoch: float
+    time_s: float
+    skipped: int
+    wait_share: float
+    memory_gib: float | None
+
+
+@dataclass(frozen=True)
+class EvalReport:
+    """One evaluation."""
+
+    step: int
+    val_loss: float
+    train_loss: float
+    best: bool
+
+
+class View:
+    """What the training loop tells whoever watches, and the silent view: ranks but the first show nothing.
+
+    Every call is cheap, and none of them raises because a terminal was lost.
+    """
+
+    def start(self, start: Start) -> None:
+        """Training begins."""
+
+    def step(self, report: StepReport) -> None:
+        """An update is complete."""
+
+    def evaluating(self, done: int, total: int) -> None:
+        """An evaluation goes on: so many of its batches are done."""
+
+    def evaluated(self, report: EvalReport) -> None:
+        """An evaluation is complete."""
+
+    def saved(self, step: int, path: Path, seconds: float) -> None:
+        """A checkpoint is durable; writing it took so long."""
+
+    def say(self, text: str) -> None:
+        """Something to read."""
+
+    def warn(self, text: str) -> None:
+        """Something to act on."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+
+SilentView = View
+
+
+class Output:
+    """Lines to a stream and a log file. Neither a closed pipe nor a lost terminal nor a full disk ends a training."""
+
+    def __init__(self, stream: TextIO | None, log_file: Path | None) -> None:
+        self._stream = stream
+        self._log: TextIO | None = None
+        if log_file is not None:
+            log_file.parent.mkdir(exist_ok=True)
+            self._log = log_file.open("a", encoding="utf-8", errors="replace")
+
+    def line(self, text: str) -> None:
+        """Write one line, or several."""
+        if self._stream is not None:
+            try:
+                self._stream.write(text + "\n")
+                self._stream.flush()
+            except OSError:
+                give_up(self._stream)
+                self._stream = None
+        if self._log is not None:
+            with contextlib.suppress(OSError):  # there may be room again for the next line
+                self._log.write(text + "\n")
+                self._log.flush()
+
+    def close(self) -> None:
+        """Close the log file."""
+        if self._log is not None:
+            with contextlib.suppress(OSError):
+                self._log.close()
+
+
+def give_up(stream: TextIO) -> None:
+    """Let what is still to come to a stream that is broken go nowhere, also at the end of the process."""
+    with contextlib.suppress(OSError), Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
+
+
+class PlainView(View):
+    """One line of fixed order and width a log interval, and at least one every 30 s; no escape codes."""
+
+    def __init__(
+        self, stream: TextIO | None, log_file: Path | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.clock = clock
+        self.pace = Pace(clock)
+        self._output = Output(stream, log_file)
+        self._watch = OverfitWatch()
+        self._written = -math.inf  # when
+
+    def start(self, start: Start) -> None:
+        self._start, self.pace = start, Pace(self.clock)
+        if start.peak_tflops is not None:
+            of = f"{peak(start.peak_tflops)} ({start.peak_source})"
+            self._line(f"mfu is one device's share of {of}; tok/s is over all ranks")
+
+    def step(self, report: StepReport) -> None:
+        self.pace.step(report.step)
+        if report.step == 1 and report.loss is not None:
+            self._hint(first_loss_hint(report.loss, self._start.vocab_size))
+        if report.window_loss is not None or self._silent_for_long():
+            self._line(step_line(report, self._start, self.pace.left(report.step, self._start.max_iters)))
+
+    def evaluating(self, done: int, total: int) -> None:
+        if self._silent_for_long():
+            self._line(f"evaluating, {done} of {total} batches")
+
+    def evaluated(self, report: EvalReport) -> None:
+        self._line(eval_line(report, self._start))
+        self._hint(self._watch.evaluated(report.step, report.val_loss, report.train_loss))
+
+    def saved(self, step: int, path: Path, seconds: float) -> None:
+        self._line(f"saved step {step:,} in {path} ({seconds:.1f} s)")
+
+    def say(self, text: str) -> None:
+        self._line(text)
+
+    def warn(self, text: str) -> None:
+        self.say(f"note: {text}")
+
+    def close(self) -> None:
+        self._output.close()
+
+    def _hint(self, text: str | None) -> None:
+        if text:
+            self.warn(text)
+
+    def _silent_for_long(self) -> bool:
+        return self.clock() - self._written >= LONGEST_SILENCE
+
+    def _line(self, text: str) -> None:
+        self._written = self.clock()
+        self._output.line(text)
+
+
+class Pace:
+    """Time left, from the wall clock since the first update, which may hold a compilation and is left out."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._first: tuple[int, float] | None = None
+        self._began = clock()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return self._clock() - self._began
+
+    def step(self, step: int) -> None:
+        """An update is complete."""
+        if self._first is None:
+            self._first = (step, self._clock())
+
+    def left(self, step: int, last: int) -> float | None:
+        """Seconds until update `last`, evaluations and saves included; None until it can be told."""
+        if self._first is None or step <= self._first[0]:
+            return None
+        first, began = self._first
+        return (self._clock() - began) / (step - first) * (last - step)
+
+
+def step_line(report: StepReport, start: Start, left: float | None) -> str:
+    """One line of fixed order and width; - is not known yet, n/a cannot be known."""
+    loss = report.window_loss if report.window_loss is not None else report.loss
+    fields = [
+        counter(report.step, start.max_iters),
+        f"loss {number(loss, '7.4f')}",
+        f"lr {report.lr:8.2e}",
+        f"norm {number(report.grad_norm, '6.2f')}",
+        f"{report.step_ms:7.1f} ms",
+        f"{quantity(report.tokens_per_s):>6} tok/s",
+        f"mfu {mfu(report, start):>6}",
+        f"left {duration(left):>7}",
+    ]
+    return "  ".join(fields) + (f"  skipped {report.skipped}" if report.skipped else "")
+
+
+def eval_line(report: EvalReport, start: Start) -> str:
+    """The line of an evaluation, its columns under those of a step."""
+    best = "  best so far" if report.best else ""
+    return f"{counter(report.step, start.max_iters)}  val  {report.val_loss:7.4f}  train {report.train_loss:7.4f}{best}"
+
+
+def counter(step: int, last: int) -> str:
+    """Step of steps, as wide for the first as for the last."""
+    return f"step {step:{len(str(last))}}/{last}"
+
+
+def number(value: float | None, form: str) -> str:
+    """A number, or a dash of the same width."""
+    return "-".rjust(int(form.split(".")[0] or 1)) if value is None else format(value, form)
+
+
+def mfu(report: StepReport, start: Start) -> str:
+    """A percentage, - until it is measured, n/a without a peak."""
+    if start.peak_tflops is None:
+        return "n/a"
+    return "-" if report.mfu is None or report.mfu < 0 else f"{report.mfu:.1%}"
+
+
+def peak(tflops: float) -> str:
+    """A peak with its unit."""
+    return f"{tflops * 1000:.0f} GFLOP/s" if tflops < 1 else f"{tflops:.4g} TFLOP/s"
+
+
+def quantity(value: float) -> str:
+    """Four digits at most: 950, 16.3k, 1.16M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * size:
+            return f"{value / size:.3g}{unit}" if value < 999.5 * size else f"{value / size:.0f}{unit}"
+    return f"{value:.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """A time in its two largest units: 52s, 1m 24s, 3h 05m, 2d 04h."""
+    if seconds is None:
+        return "-"
+    whole = max(0, round(seconds))
+    for size, unit, small, small_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            return f"{whole // size}{unit} {whole % size // small:02d}{small_unit}"
+    return f"{whole}s"
+
+
+def make_view(stream: TextIO | None = None, rank: int = 0, log_file: Path | None = None) -> View:
+    """The view for this place: a panel on a terminal, plain lines elsewhere, nothing on ranks but the first.
+
+    `stream` is standard error if it is not given; `log_file` gets every line as well.
+    """
+    from nanogpt_cli.view.live import LiveView, usable_terminal
+
+    stream = sys.stderr if stream is None else stream
+    if rank != 0:
+        return SilentView()
+    return LiveView(stream, log_file) if usable_terminal(stream) else PlainView(stream, log_file)

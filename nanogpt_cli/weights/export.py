@@ -1,0 +1,213 @@
+"""A model as a folder for other programs: Hugging Face's GPT-2 where the architecture is one, our own description else.
+
+The folder is written beside its final name, read back with our own reader, compared, and only then renamed.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanogpt_cli.config.schema import ModelSettings
+from nanogpt_cli.errors import NanogptError, UserError
+from nanogpt_cli.files import TEMPORARY_PREFIX, disk_full_named, give_usual_mode, sync_folder
+from nanogpt_cli.model.build import parameter_shapes
+from nanogpt_cli.model.gpt import GPT
+from nanogpt_cli.weights.hugging_face import ACTIVATIONS, HEAD, OURS, PREFIX, read_folder, to_stored
+from nanogpt_cli.weights.pretrained import CONFIG, WEIGHTS, needs_extra
+
+ARCHITECTURE = ("position", "norm", "qk_norm", "embed_norm", "logit_softcap")  # must be GPT-2's to export as GPT-2
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    folder: Path
+    format: str  # "gpt2" or "nanogpt"
+    tensors: int
+    parameters: int
+    bytes: int
+    notes: list[str] = field(default_factory=list)  # who can read it, and what was changed on the way
+
+
+def export_model(
+    model: GPT,
+    folder: Path,
+    *,
+    tokenizer_size: int | None,
+    tokenizer_files: dict[str, bytes],
+    eot: int | None,
+    dtype: torch.dtype = torch.float32,
+) -> Exported:
+    """Write `model` to the new folder `folder`.
+
+    Args:
+        tokenizer_size: ids that have a meaning; rows of the table beyond them are cut. None keeps all.
+        tokenizer_files: name and content of files to put beside the weights.
+        eot: id of end-of-text, if there is one.
+        dtype: number format of the stored weights.
+
+    Raises:
+        UserError: the folder exists and is not empty, or the package safetensors is not installed.
+        NanogptError: what was read back differs from what was to be written; nothing is left behind.
+        DiskFullError: no room; nothing is left behind.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists already, and nothing is overwritten. Name a new folder.")
+    settings, tensors, notes = _prepared(model, tokenizer_size, dtype)
+    foreign = foreign_switches(settings)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=folder.parent))
+    try:
+        with disk_full_named(folder):
+            _write_model(temporary, settings, tensors, eot, dtype)
+            for name, content in tokenizer_files.items():
+                (temporary / name).write_bytes(content)
+            _make_durable(temporary)
+        _compare(temporary, settings, tensors)
+        temporary.replace(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    sync_folder(folder.parent)
+    return Exported(
+        folder=folder,
+        format=OURS if foreign else "gpt2",
+        tensors=len(tensors),
+        parameters=sum(t.numel() for t in tensors.values()),
+        bytes=sum(path.stat().st_size for path in folder.iterdir()),
+        notes=[_readers(foreign), *notes, *([] if foreign else _remarks(settings))],
+    )
+
+
+def foreign_switches(settings: ModelSettings) -> list[str]:
+    """The settings that make an architecture something else than GPT-2, as `name = value`."""
+    plain = ModelSettings()
+    names = [name for name in ARCHITECTURE if getattr(settings, name) != getattr(plain, name)]
+    if settings.activation not in ACTIVATIONS.values():
+        names.append("activation")
+    return [f"{name} = {getattr(settings, name)}" for name in names]
+
+
+def _prepared(
+    model: GPT, tokenizer_size: int | None, dtype: torch.dtype
+) -> tuple[ModelSettings, dict[str, Tensor], list[str]]:
+    """Settings and weights to write, by our names: padding rows cut, converted to `dtype`."""
+    settings, notes = model.config, []
+    tensors = {name: p.detach().cpu() for name, p in model.named_parameters()}
+    if tokenizer_size is not None and tokenizer_size < tensors["wte.weight"].shape[0]:
+        padded = tensors["wte.weight"].shape[0]
+        for name in ("wte.weight", HEAD):
+            if name in tensors:
+                tensors[name] = tensors[name][:tokenizer_size]
+        settings = replace(settings, vocab_size=tokenizer_size)
+        notes.append(f"The token table was cut from {padded:,} to {tokenizer_size:,} rows: the others are padding.")
+    if dtype != torch.float32:
+        notes.append(f"Weights were rounded from float32 to {_name(dtype)}.")
+    return settings, {name: t.to(dtype).contiguous() for name, t in tensors.items()}, notes
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _write_model(
+    folder: Path, settings: ModelSettings, tensors: dict[str, Tensor], eot: int | None, dtype: torch.dtype
+) -> None:
+    if foreign_switches(settings):
+        _save(folder, tensors)
+        description = {"model_type": OURS, "eos_token_id": eot, "torch_dtype": _name(dtype)}
+        _write_json(folder / CONFIG, description | {OURS: asdict(settings)})
+    else:
+        _save(folder, _as_gpt2(settings, tensors, dtype))
+        _write_json(folder / CONFIG, gpt2_config(settings, eot, dtype))
+        _write_json(folder / "generation_config.json", {"bos_token_id": eot, "eos_token_id": eot})
+
+
+def _as_gpt2(settings: ModelSettings, tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tensors by Hugging Face's names and in its orientation, with the biases that its readers expect."""
+    with_biases = parameter_shapes(replace(settings, bias=True))
+    zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in with_biases.items() if name not in tensors}
+    return {(n if n == HEAD else PREFIX + n): to_stored(n, t) for n, t in (tensors | zeros).items()}
+
+
+def gpt2_config(settings: ModelSettings, eot: int | None, dtype: torch.dtype) -> dict[str, Any]:
+    """config.json of a Hugging Face GPT-2, with our settings beside theirs."""
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": settings.vocab_size,
+        "n_positions": settings.block_size,
+        "n_ctx": settings.block_size,  # llama.cpp's converter asks for it
+        "n_embd": settings.n_embd,
+        "n_layer": settings.n_layer,
+        "n_head": settings.n_head,
+        "activation_function": "gelu" if settings.activation == "gelu" else "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "tie_word_embeddings": settings.tie_weights,
+        "bos_token_id": eot,
+        "eos_token_id": eot,
+        "torch_dtype": _name(dtype),
+        OURS: asdict(settings),
+    }
+
+
+def _save(folder: Path, tensors: dict[str, Tensor]) -> None:
+    try:
+        from safetensors.torch import save_file
+    except ImportError:
+        raise needs_extra("safetensors", "export") from None
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _make_durable(folder: Path) -> None:
+    for path in folder.iterdir():
+        give_usual_mode(path)
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+    give_usual_mode(folder)
+    sync_folder(folder)
+
+
+def _compare(folder: Path, settings: ModelSettings, tensors: dict[str, Tensor]) -> None:
+    """Read the folder as anyone would, and hold it against what was meant, bit for bit."""
+    read_settings, read_tensors = read_folder(folder)
+    if replace(read_settings, dropout=settings.dropout, zero_init=settings.zero_init) != settings:
+        raise NanogptError(f"Export failed: the settings read back as {read_settings}.")
+    wrong = [n for n, t in tensors.items() if n not in read_tensors or not torch.equal(read_tensors[n], t)]
+    if wrong or len(read_tensors) != len(tensors):
+        raise NanogptError(f"Export failed: {', '.join(wrong) or 'the set of tensors'} reads back differently.")
+
+
+def _readers(foreign: list[str]) -> str:
+    if foreign:
+        return (
+            f"This architecture is no GPT-2 ({', '.join(foreign)}), so transformers, vLLM and llama.cpp cannot run it: "
+            "the folder holds safetensors by our own names and our own config.json, and `nanogpt` reads it."
+        )
+    return "A Hugging Face GPT-2 folder: transformers and `nanogpt` read it; written for vLLM and llama.cpp too."
+
+
+def _remarks(settings: ModelSettings) -> list[str]:
+    remarks = []
+    if not settings.bias:
+        remarks.append("The model has no biases; zeros were written, as GPT-2's readers expect. Outputs are the same.")
+    if settings.activation == "gelu":
+        remarks.append(
+            "The model has the exact GELU (config.json: gelu). llama.cpp always computes the tanh form, "
+            "so it would be slightly off there."
+        )
+    return remarks

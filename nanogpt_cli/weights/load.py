@@ -1,0 +1,244 @@
+"""One word to a model: a run, a checkpoint file, nanoGPT's files, a Hugging Face folder, or the name of a GPT-2."""
+
+import dataclasses
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanogpt_cli.config.layers import Layer, combine, read_toml
+from nanogpt_cli.config.schema import Config, ModelSettings
+from nanogpt_cli.data.tokenizers import CharTokenizer, TiktokenTokenizer, Tokenizer, tokenizer_from_toml
+from nanogpt_cli.data.tokens.data_set import DataSet
+from nanogpt_cli.data.tokens.formats import read_meta_pkl
+from nanogpt_cli.errors import UserError, did_you_mean, typed
+from nanogpt_cli.model.build import build_model
+from nanogpt_cli.model.gpt import GPT
+from nanogpt_cli.runs.checkpoint import damage, is_nanogpt, own_checkpoint, read_torch_file, refuse_non_finite
+from nanogpt_cli.runs.directory import RUNS, RunDirectory, list_runs, plain_name, run_named
+from nanogpt_cli.weights.hugging_face import read_folder
+from nanogpt_cli.weights.nanogpt import from_nanogpt
+from nanogpt_cli.weights.pretrained import CONFIG, GPT2_MODELS, WEIGHTS, hub_directory
+
+GPT2_IDS, GPT2_EOT = 50_257, 50_256
+GPT2_TABLES = (GPT2_IDS, 50_304)  # as released, and padded as nanoGPT does
+GPT2_VOCABULARY = (
+    "e35a33a0b2250c932ffdafc4c3a3552aef0cc7af7a11e9ebfddf1d2a6517371f"  # sha256 of its tokens, line by line
+)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready for use, and what is known about it."""
+
+    model: GPT  # in evaluation mode
+    tokenizer: Tokenizer | None
+    source: str  # in words
+    step: int | None = None
+    config: Config | None = None  # settings of the run it comes from
+    data: dict[str, Any] | None = None  # fingerprint of the data it was trained on: "name", "folder", ...
+    released: str | None = None  # "gpt2", "gpt2-medium"...: the weights are OpenAI's
+    notes: tuple[str, ...] = ()
+
+    @property
+    def token_limit(self) -> int:
+        """Ids below this have a meaning; the rest of the table is padding."""
+        rows = self.model.wte.weight.shape[0]
+        return rows if self.tokenizer is None else min(rows, self.tokenizer.size)
+
+
+def load_model(word: str, checkpoint: str = "best", device: str | torch.device = "cpu") -> LoadedModel:
+    """The model a user means. Nothing on disk changes.
+
+    Args:
+        word: a path, else a name in runs/ (`-` and `_` alike), else gpt2, gpt2-medium, gpt2-large or gpt2-xl.
+        checkpoint: of a run: "best", "last", or a file, by path or by its name in the run.
+        device: where the weights go.
+
+    Raises:
+        UserError: nothing of that name, not a model, damaged, or not finite; says what could be used instead.
+        NanogptError: a released GPT-2 that is neither cached nor to be had.
+    """
+    found = find_model(word)
+    if isinstance(found, str):
+        loaded = _from_folder(hub_directory(found), released=found)
+    elif (found / "config.toml").is_file():
+        loaded = _from_run(RunDirectory(found), checkpoint)
+    elif (found / CONFIG).is_file():
+        loaded = _from_folder(found)
+    else:
+        loaded = _from_file(found / "ckpt.pt" if found.is_dir() else found)
+    refuse_non_finite(loaded.model.state_dict(), loaded.source, "weights")
+    loaded.model.to(device)
+    return loaded
+
+
+def check_reads(loaded: LoadedModel, data_set: DataSet) -> None:
+    """Refuse data whose ids do not mean to the model what they mean to the data: UserError naming both."""
+    ours, theirs = loaded.tokenizer, data_set.tokenizer
+    if ours is not None and theirs is not None and _meaning(ours) != _meaning(theirs):
+        raise UserError(
+            f"{data_set.folder} holds {theirs.size:,} ids of the tokenizer {theirs.kind}, {loaded.source} reads "
+            f"{ours.size:,} of {ours.kind}: the same ids mean different text. Use data of the model's tokenizer."
+        )
+
+
+def _meaning(tokenizer: Tokenizer) -> tuple[str, str | int]:
+    return tokenizer.kind, tokenizer.alphabet if isinstance(tokenizer, CharTokenizer) else tokenizer.size
+
+
+def find_model(word: str) -> Path | str:
+    """The file or folder of a model, or the name of a released one.
+
+    Raises:
+        UserError: nothing of that name; says what there is.
+    """
+    path = Path(word)
+    if os.path.isfile(path):  # noqa: PTH113 - False, not an error, for a name no file system takes
+        return path.parent if path.name == WEIGHTS else path
+    if os.path.isdir(path):  # noqa: PTH112
+        if any((path / name).is_file() for name in ("config.toml", CONFIG, "ckpt.pt")):
+            return path
+        raise UserError(
+            f"{word} is a folder, but no model: it has no config.toml (a run), no {CONFIG} (Hugging Face) "
+            "and no ckpt.pt (nanoGPT)."
+        )
+    runs = list_runs()
+    if run := run_named(word, runs):
+        return run.path
+    if plain_name(word) in GPT2_MODELS:
+        return plain_name(word)
+    names = [run.name for run in runs]
+    near = did_you_mean(word, [*names, *GPT2_MODELS])
+    there = f"runs in {RUNS}/: {', '.join(names) or 'none'}; names: {', '.join(GPT2_MODELS)}"
+    raise UserError(f"{word}: no such model.{near} There is no such path; {there}.")
+
+
+def _from_run(run: RunDirectory, checkpoint: str) -> LoadedModel:
+    path, notes = _choose(run, checkpoint)
+    try:
+        loaded = _from_file(path)
+    except UserError as error:
+        others = [
+            p.name for p in (run.best, run.checkpoint, run.previous) if p != path and p.is_file() and not damage(p)
+        ]
+        usable = " or ".join(f"--checkpoint {name}" for name in others)
+        raise UserError(f"{error}{f' What can still be used: {usable}.' if others else ''}") from None
+    return dataclasses.replace(loaded, notes=(*notes, *loaded.notes))
+
+
+def _choose(run: RunDirectory, checkpoint: str) -> tuple[Path, list[str]]:
+    if checkpoint == "last" or (checkpoint == "best" and not run.best.exists()):
+        if not run.checkpoint.exists():
+            raise UserError(f"{run.path} has no checkpoint yet. To start or go on: nanogpt resume {typed(run.path)}")
+        return run.checkpoint, [] if checkpoint == "last" else ["no evaluation yet, so no best.pt: the last checkpoint"]
+    if checkpoint == "best":
+        return run.best, []
+    return run.named_checkpoint(checkpoint, "best, last, or a file"), []
+
+
+def _from_file(path: Path) -> LoadedModel:
+    """A checkpoint file: ours or nanoGPT's."""
+    content = read_torch_file(path)
+    if is_nanogpt(content):
+        return _from_nanogpt(content, path)
+    content = own_checkpoint(content, path)
+    model = build_model(ModelSettings(**content["architecture"]), content["model"], str(path))
+    loss = content.get("val_loss")
+    quality = f", validation loss {loss:.4f}" if loss is not None else ""
+    table = content.get("tokenizer")
+    return LoadedModel(
+        model,
+        tokenizer_from_toml(table) if table else None,
+        f"{path} (step {content['step']:,}{quality})",
+        step=content["step"],
+        config=combine(Layer(str(path), content["config"])).config,
+        data=content.get("data") or None,
+        notes=() if table else ("the run has no tokenizer: its data set came without one",),
+    )
+
+
+def _from_nanogpt(content: dict[str, Any], path: Path) -> LoadedModel:
+    theirs = from_nanogpt(content, str(path))
+    roots = [Path("data"), path.parent.parent / "data"] if theirs.dataset else []
+    places = [path.parent, *(root / str(theirs.dataset) for root in roots)]
+    tokenizer, note = _nanogpt_tokenizer(places, theirs.settings.vocab_size or 0)
+    folder = next((place.absolute() for place in places[1:] if (place / "val.bin").is_file()), None)
+    return LoadedModel(
+        build_model(theirs.settings, theirs.tensors, str(path)),
+        tokenizer,
+        f"{path} (nanoGPT, step {theirs.step:,})",
+        step=theirs.step,
+        data={"name": theirs.dataset} | ({"folder": str(folder)} if folder else {}) if theirs.dataset else None,
+        notes=(note,),
+    )
+
+
+def _nanogpt_tokenizer(places: list[Path], vocab_size: int) -> tuple[Tokenizer | None, str]:
+    """What nanoGPT's sample.py would use: the data set's meta.pkl, else GPT-2's; and where it comes from."""
+    for place in places:
+        tokenizer = _data_tokenizer(place)
+        if tokenizer is not None and tokenizer.size == vocab_size:
+            return tokenizer, f"tokenizer: the {vocab_size} characters of {place}"
+    if vocab_size in GPT2_TABLES:
+        return _gpt2_tokenizer(), "tokenizer: GPT-2's, going by the size of the token table"
+    sought = ", ".join(map(str, places))
+    return None, f"no meta.pkl for {vocab_size} ids in {sought}: no text can be read or written (put one there)"
+
+
+def _data_tokenizer(folder: Path) -> Tokenizer | None:
+    if (folder / "meta.pkl").is_file():
+        alphabet = read_meta_pkl(folder / "meta.pkl")[1]
+        return CharTokenizer(alphabet) if alphabet else None
+    table = read_toml(folder / "meta.toml").get("tokenizer") if (folder / "meta.toml").is_file() else None
+    return tokenizer_from_toml(table) if table else None
+
+
+def _from_folder(folder: Path, released: str | None = None) -> LoadedModel:
+    settings, tensors = read_folder(folder)
+    tokenizer, note = (_gpt2_tokenizer(), "") if released else _folder_tokenizer(folder, tensors)
+    return LoadedModel(
+        build_model(settings, tensors, str(folder)),
+        tokenizer,
+        f"{released}, OpenAI's weights" if released else f"{folder} (safetensors)",
+        released=released,
+        notes=(note,) if note else (),
+    )
+
+
+def _folder_tokenizer(folder: Path, tensors: dict[str, Tensor]) -> tuple[Tokenizer | None, str]:
+    """Ours where we exported it; GPT-2's where its vocabulary lies there, or nothing but a table of its size."""
+    if (folder / "tokenizer.toml").is_file():
+        return tokenizer_from_toml(read_toml(folder / "tokenizer.toml")), ""
+    vocabulary = _vocabulary(folder)
+    if vocabulary is not None:
+        lines = "\n".join(sorted(vocabulary, key=lambda token: vocabulary[token]))
+        if hashlib.sha256(lines.encode("utf-8", "replace")).hexdigest() == GPT2_VOCABULARY:
+            return _gpt2_tokenizer(), ""
+    elif tensors["wte.weight"].shape[0] in GPT2_TABLES:
+        return _gpt2_tokenizer(), "tokenizer: GPT-2's, going by the size of the token table"
+    return None, f"the tokenizer of {folder} is not GPT-2's and cannot be read: no text can be read or written"
+
+
+def _gpt2_tokenizer() -> Tokenizer:
+    """GPT-2's; its files are looked for when text is first met."""
+    return TiktokenTokenizer("gpt2", GPT2_IDS, GPT2_EOT)
+
+
+def _vocabulary(folder: Path) -> dict[str, int] | None:
+    """Tokens and ids of vocab.json or tokenizer.json; empty if they cannot be understood, None without such files."""
+    for name in ("vocab.json", "tokenizer.json"):
+        path = folder / name
+        if path.is_file():
+            try:
+                content = json.loads(path.read_bytes())
+                vocabulary = content if name == "vocab.json" else content["model"]["vocab"]
+                return {str(token): int(number) for token, number in vocabulary.items()}
+            except (ValueError, KeyError, TypeError, AttributeError):
+                return {}
+    return None

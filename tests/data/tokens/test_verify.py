@@ -1,0 +1,149 @@
+"""Checking the content of token files: damage is found, and large files are read through once, not at every start."""
+
+import os
+
+import numpy as np
+import pytest
+
+from nanogpt_cli.data.tokens import verify
+from nanogpt_cli.data.tokens.data_set import open_data_set
+from nanogpt_cli.errors import UserError
+
+
+@pytest.fixture
+def scans(monkeypatch):
+    """How often a split has been read through."""
+    done = []
+    scan = verify._scan
+    monkeypatch.setattr(
+        verify, "_scan", lambda tokens, *args: (done.append(tokens.paths[0].name), scan(tokens, *args))[1]
+    )
+    return done
+
+
+@pytest.fixture
+def everything_is_large(monkeypatch):
+    monkeypatch.setattr(verify, "SMALL", 1)
+
+
+@pytest.fixture
+def folder(data_set):
+    return data_set(np.random.default_rng(0).integers(0, 60, 500_000))
+
+
+def flip(path, place, *, keep_time=False):
+    before = path.stat()
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    if keep_time:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("place", [0, 1, 5_000, 999_998])
+def test_a_flipped_bit_is_found(folder, place):
+    open_data_set(folder)
+    flip(folder / "train.bin", place, keep_time=True)
+    with pytest.raises(UserError, match=r"train\.bin is damaged.*SHA-256.*nanogpt prepare PATH --name mine"):
+        open_data_set(folder)
+
+
+def test_swapped_splits_of_one_size_are_found(data_set):
+    folder = data_set(np.arange(100) % 60, np.arange(100) % 50)
+    (folder / "train.bin").replace(folder / "other")
+    (folder / "val.bin").replace(folder / "train.bin")
+    (folder / "other").replace(folder / "val.bin")
+    with pytest.raises(UserError, match="damaged"):
+        open_data_set(folder)
+
+
+def test_small_files_are_read_through_at_every_start(folder, scans):
+    open_data_set(folder)
+    open_data_set(folder)
+    assert scans == ["train.bin", "val.bin"] * 2
+
+
+@pytest.mark.usefixtures("everything_is_large")
+class TestLargeFiles:
+    def test_are_read_through_once(self, folder, scans, tmp_path):
+        first = open_data_set(folder)
+        assert scans == ["train.bin", "val.bin"]
+        again = open_data_set(folder)
+        assert len(scans) == 2
+        assert again.train.highest_id == first.train.highest_id == 59
+        assert len(list((tmp_path / "cache" / "verified").iterdir())) == 2
+        open_data_set(folder, verify=True)
+        assert len(scans) == 4
+
+    def test_foreign_ones_too(self, folder, scans):
+        (folder / "meta.toml").unlink()
+        assert open_data_set(folder).train.highest_id == 59
+        assert open_data_set(folder).train.highest_id == 59
+        assert scans == ["train.bin", "val.bin"]
+
+    def test_are_read_again_when_they_were_written_again(self, folder, scans):
+        open_data_set(folder)
+        os.utime(folder / "train.bin")
+        open_data_set(folder)
+        assert scans == ["train.bin", "val.bin", "train.bin"]
+
+    def test_a_change_behind_the_time_stamp_shows_in_the_sampled_blocks(self, folder):
+        open_data_set(folder)
+        flip(folder / "train.bin", 0, keep_time=True)
+        with pytest.raises(UserError, match="damaged"):
+            open_data_set(folder)
+
+    def test_damage_is_not_remembered_as_sound(self, folder, scans):
+        flip(folder / "train.bin", 500_000)
+        for _ in range(2):
+            with pytest.raises(UserError, match="damaged"):
+                open_data_set(folder)
+        assert scans == ["train.bin", "train.bin"]
+
+    def test_an_outcome_for_one_dtype_is_none_for_another(self, folder):
+        (folder / "meta.toml").unlink()
+        assert open_data_set(folder).train.highest_id == 59
+        assert open_data_set(folder, token_dtype="uint32").train.highest_id > 65536
+
+    @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"sha256": 1}', b"\xff"])
+    def test_a_damaged_cache_costs_a_scan(self, folder, scans, tmp_path, damage):
+        open_data_set(folder)
+        for record in (tmp_path / "cache" / "verified").iterdir():
+            record.write_bytes(damage)
+        open_data_set(folder)
+        assert len(scans) == 4
+        open_data_set(folder)
+        assert len(scans) == 4
+
+    def test_a_cache_that_cannot_be_written_costs_a_scan(self, folder, scans, tmp_path, monkeypatch):
+        (tmp_path / "file").write_text("in the way")
+        monkeypatch.setenv("NANOGPT_CACHE", str(tmp_path / "file" / "cache"))
+        open_data_set(folder)
+        open_data_set(folder)
+        assert len(scans) == 4
+
+    def test_a_process_that_trusts_another_reads_nothing_through(self, folder, scans):
+        assert open_data_set(folder, trusted=True).train.highest_id == 59  # as meta.toml says
+        assert scans == []
+
+    def test_a_bad_id_is_found_in_a_remembered_file_too(self, folder):
+        (folder / "meta.toml").unlink()
+        ids = np.fromfile(folder / "val.bin", "<u2")
+        ids[77] = 60_000
+        ids.tofile(folder / "val.bin")
+        for _ in range(2):
+            with pytest.raises(UserError, match=r"val\.bin holds id 60,000 at token 77"):
+                open_data_set(folder)
+
+
+def test_progress_counts_bytes(folder, monkeypatch):
+    monkeypatch.setattr(verify, "CHUNK", 400_000)
+    seen = []
+    open_data_set(folder, progress=lambda *step: seen.append(step))
+    assert [(done, total) for _, done, total in seen if total == 1_000_000] == [
+        (0, 1_000_000),
+        (400_000, 1_000_000),
+        (800_000, 1_000_000),
+        (1_000_000, 1_000_000),
+    ]
+    assert all("mine" in what for what, _, _ in seen)
