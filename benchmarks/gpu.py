@@ -27,11 +27,10 @@ from nanogpt_cli.machine.device import (
     Compute,
     choose_compute,
     device_name,
-    measure_peak_flops,
     memory_gib,
     synchronize,
 )
-from nanogpt_cli.machine.peaks import peak_tflops
+from nanogpt_cli.machine.peaks import measure_peak_flops, peak_tflops
 from nanogpt_cli.model.sizes import flops_per_token
 from nanogpt_cli.training.bench import Bench
 

@@ -211,7 +211,14 @@ def _sizing(subject: Subject, compute: "Compute", batch_size: int) -> dict[str, 
         "parameters": parameter_table(a),
         "flops_per_token": {"palm": flops_per_token(a), "causal": flops_per_token(a, causal=True)},
         "checkpoint_bytes": checkpoint_bytes(a, optimizer),
-        "memory_bytes": memory_estimate(a, batch_size, optimizer, compute.dtype_name, device=compute.device.type),
+        "memory_bytes": memory_estimate(
+            a,
+            batch_size,
+            optimizer,
+            compute.dtype_name,
+            device=compute.device.type,
+            activation_checkpointing=subject.config.system.activation_checkpointing,
+        ),
         "batch_size": batch_size,
     }
 

@@ -5,7 +5,6 @@ import ctypes
 import os
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -176,29 +175,12 @@ def _lacks_for_compile(device: torch.device) -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """What the device calls itself."""
+    """As the driver calls a GPU; a CPU by its instructions and threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "cpu":
         return f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
     return "Apple GPU"
-
-
-def measure_peak_flops(device: torch.device, dtype: torch.dtype, *, seconds: float = 0.15) -> float:
-    """FLOP/s of a square matrix product in `dtype`: the peak of a device that stands in no table."""
-    size = 1024 if device.type == "cpu" else 4096
-    a = torch.randn(size, size, device=device).to(dtype)
-    b = torch.randn(size, size, device=device).to(dtype)
-    best = float("inf")
-    a @ b  # the first call picks kernels
-    synchronize(device)
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        a @ b
-        synchronize(device)
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
 
 
 def synchronize(device: torch.device) -> None:

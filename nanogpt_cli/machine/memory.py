@@ -4,16 +4,30 @@ from pathlib import Path
 
 import torch
 
+CGROUP = Path("/sys/fs/cgroup")
+
 
 def free_memory() -> int | None:
     """Bytes of the machine's memory that this process may still take; None where the system does not say."""
-    known, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+    known = Path("/proc/meminfo")
     if not known.exists():
         return None
     free = next(1024 * int(line.split()[1]) for line in known.read_text().splitlines() if "MemAvailable" in line)
-    if limit.exists() and limit.read_text().strip() != "max":  # a container has less than its machine
-        free = min(free, int(limit.read_text()) - int(limit.with_name("memory.current").read_text()))
-    return free
+    in_container = free_in_cgroup(CGROUP)
+    return free if in_container is None else min(free, in_container)
+
+
+def free_in_cgroup(folder: Path) -> int | None:
+    """Bytes that a container (cgroup v2), which may have less than its machine, can still take; None without a limit.
+
+    Pages of files that were read count as current; the kernel drops the inactive ones before it refuses anything.
+    """
+    limit = folder / "memory.max"
+    if not limit.exists() or limit.read_text().strip() == "max":
+        return None
+    counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    current = int((folder / "memory.current").read_text())
+    return int(limit.read_text()) - current + int(counts["inactive_file"])
 
 
 def memory_of(device: torch.device) -> int | None:

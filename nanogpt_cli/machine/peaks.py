@@ -6,6 +6,11 @@ would make a wrong MFU.
 """
 
 import re
+import time
+
+import torch
+
+from nanogpt_cli.machine.device import synchronize
 
 # words that must all be in the name, bfloat16 TFLOP/s, TF32 TFLOP/s; the first match counts, so the narrow come first
 _NVIDIA: list[tuple[str, float, float | None]] = [
@@ -88,6 +93,34 @@ def peak_tflops(device_name: str, dtype: str) -> float | None:
         if _has(words, name):
             return tf32 if dtype == "float32" else bfloat16
     return None
+
+
+def measure_peak_flops(device: torch.device, dtype: torch.dtype, *, seconds: float = 0.15) -> float:
+    """FLOP/s of a square matrix product in `dtype`: the peak of a device that stands in no table."""
+    if device.type == "cpu" and dtype == torch.float16 and not _cpu_has_float16():
+        dtype = torch.float32  # which the products convert to, in some shapes in a hundredth of the speed
+    size, at_once = (1024, 1) if device.type == "cpu" else (4096, 8)  # a wait after each product reads low on a GPU
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    precision = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32, as training has it
+    best = float("inf")
+    a @ b  # the first call picks kernels
+    synchronize(device)
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        for _ in range(at_once):
+            a @ b
+        synchronize(device)
+        best = min(best, (time.perf_counter() - start) / at_once)
+    torch.set_float32_matmul_precision(precision)
+    return 2 * size**3 / best
+
+
+def _cpu_has_float16() -> bool:
+    abilities = torch.cpu.get_capabilities()
+    return bool(abilities.get("avx512_fp16") or abilities.get("amx_fp16"))
 
 
 def _has(words: list[str], name: str) -> bool:

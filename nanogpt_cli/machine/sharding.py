@@ -38,42 +38,43 @@ def shard(model: GPT, processes: Processes, compute: Compute) -> None:
     model.to_empty(device=compute.device)
 
 
-def own(tensor: Tensor) -> Tensor:
+def to_local(tensor: Tensor) -> Tensor:
     """This rank's chunk, sharing memory; a tensor that is not sharded itself."""
     with torch.no_grad():
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def own_rows(whole: Tensor, like: Tensor) -> Tensor:
-    """The part of a whole tensor that this rank keeps of the parameter `like`."""
+def local_rows(full: Tensor, like: Tensor) -> Tensor:
+    """The rows of a full tensor that this rank keeps of the parameter `like`."""
     if not isinstance(like, DTensor):
-        return whole
-    chunks = whole.chunk(like.device_mesh.size())
+        return full
+    chunks = full.chunk(like.device_mesh.size())
     rank = like.device_mesh.get_local_rank()
-    return chunks[rank] if rank < len(chunks) else whole[:0]  # more ranks than rows
+    return chunks[rank] if rank < len(chunks) else full[:0]  # more ranks than rows
 
 
-def whole(tensor: Tensor, like: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor, like: Tensor) -> Tensor:
     """Put a tensor together from the ranks' chunks of it, which lie as those of `like`: on the CPU of rank 0.
 
     The other ranks, which must call it too, get their chunk. Without sharding, the tensor itself.
     """
     if not isinstance(like, DTensor):
         return tensor
-    chunk = own(tensor)
-    mesh, places = like.device_mesh, like.placements
-    full = DTensor.from_local(chunk, mesh, places, run_check=False, shape=like.shape, stride=like.stride())
-    gathered = full.full_tensor()
+    chunk = to_local(tensor)
+    mesh, placements = like.device_mesh, like.placements
+    gathered = DTensor.from_local(
+        chunk, mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
+    ).full_tensor()
     return gathered.cpu() if dist.get_rank() == 0 else chunk
 
 
-def whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """The model's state_dict, put together as by `whole`."""
-    return {name: whole(tensor, tensor) for name, tensor in model.state_dict().items()}
+def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """The model's state_dict, put together as by `full_tensor`."""
+    return {name: full_tensor(tensor, tensor) for name, tensor in model.state_dict().items()}
 
 
 @torch.no_grad()
-def load_own(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy this rank's part of whole weights into the model; of a memory-mapped file no more than that is read."""
+def load_full_state_dict(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy this rank's part of full weights into the model; of a memory-mapped file no more than that is read."""
     for name, parameter in model.named_parameters():
-        own(parameter).copy_(own_rows(weights[name], parameter))
+        to_local(parameter).copy_(local_rows(weights[name], parameter))

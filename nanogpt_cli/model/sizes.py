@@ -65,7 +65,13 @@ def checkpoint_bytes(settings: ModelSettings, optimizer: str) -> dict[str, int]:
 
 
 def memory_estimate(
-    settings: ModelSettings, batch_size: int, optimizer: str, dtype: str, *, device: str
+    settings: ModelSettings,
+    batch_size: int,
+    optimizer: str,
+    dtype: str,
+    *,
+    device: str,
+    activation_checkpointing: bool = False,
 ) -> dict[str, int]:
     """Bytes one device needs to train with micro-batches of `batch_size` rows, by part; an estimate for eager mode.
 
@@ -73,7 +79,7 @@ def memory_estimate(
     each norm) and 14C w (both norms' results, q, k, v, attention's result, MLP before and after its activation); a
     CPU also attention weights, half of nh T, and dropout masks 2 bytes an element. Logits: as many as the loss holds
     at once, in `dtype`, in float32, as probabilities, and their gradient. Working space: what the way back through one
-    layer's MLP holds.
+    layer's MLP holds. With activation checkpointing a layer keeps its input alone, and one of them is worked out again.
     """
     w = FLOAT32 if dtype == "float32" else 2
     weights = FLOAT32 * sum(parameter_table(settings).values())
@@ -83,12 +89,15 @@ def memory_estimate(
         blocks = query_blocks(settings.block_size)
         seen = settings.n_head * sum((end - start) * end for start, end in blocks) // settings.block_size
         layer += seen * w + (2 * (seen + 2 * C) if settings.dropout else 0)
+    kept = settings.n_layer * layer
+    if activation_checkpointing:
+        kept = settings.n_layer * FLOAT32 * C + layer
     logits = min(tokens * (settings.vocab_size or 0), LOGITS_AT_ONCE.get(device, LOGITS_AT_ONCE_ELSEWHERE))
     return {
         "weights": weights if w == FLOAT32 else weights + weights // 2,  # autocast keeps a 16-bit copy
         "gradients": weights,
         "moments": moments_bytes(settings, optimizer),
-        "activations": tokens * settings.n_layer * layer,
+        "activations": tokens * kept,
         "logits": logits * (2 * w + 2 * FLOAT32),
         "working space": tokens * 16 * C * w,
     }

@@ -211,7 +211,14 @@ def largest_batch(config: Config, architecture: ModelSettings, compute: Compute)
 
     def bytes_for(rows: int) -> float:
         dtype, device = compute.dtype_name, compute.device.type
-        parts = memory_estimate(architecture, rows, config.optim.optimizer, dtype, device=device)
+        parts = memory_estimate(
+            architecture,
+            rows,
+            config.optim.optimizer,
+            dtype,
+            device=device,
+            activation_checkpointing=config.system.activation_checkpointing,
+        )
         return float(sum(parts.values()))
 
     # searched, since not every part grows with the rows

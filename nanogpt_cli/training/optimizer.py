@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nanogpt_cli.config.schema import OptimSettings
-from nanogpt_cli.machine.sharding import own, own_rows, whole
+from nanogpt_cli.machine.sharding import full_tensor, local_rows, to_local
 
 QKV = "attn.c_attn.weight"  # three matrices stacked: Muon orthogonalises each on its own
 EMBEDDINGS = ("wte.", "wpe.")
@@ -41,7 +41,7 @@ class Optimizer:
     def __init__(self, model: nn.Module, settings: OptimSettings, device: torch.device) -> None:
         self.device = device
         self.owners: dict[str, nn.Parameter] = dict(model.named_parameters())
-        self.parameters = {n: p if own(p) is p else nn.Parameter(own(p)) for n, p in self.owners.items()}
+        self.parameters = {n: p if to_local(p) is p else nn.Parameter(to_local(p)) for n, p in self.owners.items()}
         by_muon = settings.optimizer == "muon"
         matrices = {n: p for n, p in self.parameters.items() if by_muon and is_block_matrix(n, p)}
         self.slices = {n: _slices(n, p) for n, p in matrices.items()}
@@ -85,7 +85,7 @@ class Optimizer:
             chunk = self.parameters[name]
             if chunk is not owner:
                 assert owner.grad is not None
-                chunk.data, chunk.grad = own(owner), own(owner.grad)
+                chunk.data, chunk.grad = to_local(owner), to_local(owner.grad)
         for part in self._parts():
             assert part.owner.grad is not None
             part.leaf.grad = part.owner.grad[part.rows]
@@ -153,7 +153,8 @@ class Optimizer:
         """
         adamw = {
             n: {
-                key: whole(value, self.owners[n]) if value.ndim else value for key, value in self.adamw.state[p].items()
+                key: full_tensor(value, self.owners[n]) if value.ndim else value
+                for key, value in self.adamw.state[p].items()
             }
             for n, p in self.parameters.items()
             if p in self.adamw.state
@@ -173,7 +174,7 @@ class Optimizer:
         for name, moments in state["adamw"].items():
             parameter, owner = self.parameters[name], self.owners[name]
             self.adamw.state[parameter] = {
-                key: _placed(own_rows(value, owner) if value.ndim else value, parameter, copy=not adopt)
+                key: _placed(local_rows(value, owner) if value.ndim else value, parameter, copy=not adopt)
                 for key, value in moments.items()
             }
         if self.muon is not None:

@@ -14,10 +14,10 @@ from nanogpt_cli.config.schema import Config, ModelSettings
 from nanogpt_cli.data.tokens.data_set import DataSet, check_fits, open_data_set
 from nanogpt_cli.data.tokens.rows import RowOrder
 from nanogpt_cli.errors import UserError
-from nanogpt_cli.machine.device import Compute, choose_compute, device_name, measure_peak_flops
+from nanogpt_cli.machine.device import Compute, choose_compute, device_name
 from nanogpt_cli.machine.distributed import check_gpus, choose_backend
 from nanogpt_cli.machine.memory import free_memory, memory_of
-from nanogpt_cli.machine.peaks import peak_tflops
+from nanogpt_cli.machine.peaks import measure_peak_flops, peak_tflops
 from nanogpt_cli.machine.rank import Place
 from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token, memory_estimate, parameter_table
 from nanogpt_cli.runs.checkpoint import Checkpoint
@@ -88,7 +88,12 @@ class Plan:
         """Bytes that one process is expected to need, by part; an estimate."""
         c, compute = self.config, self.compute
         found = memory_estimate(
-            self.architecture, self.split.micro_batch, c.optim.optimizer, compute.dtype_name, device=compute.device.type
+            self.architecture,
+            self.split.micro_batch,
+            c.optim.optimizer,
+            compute.dtype_name,
+            device=compute.device.type,
+            activation_checkpointing=c.system.activation_checkpointing,
         )
         if self.sharded:
             found |= {part: found[part] // self.split.world_size for part in ("weights", "gradients", "moments")}

@@ -20,7 +20,7 @@ from nanogpt_cli.files import remove_leftovers, write_toml
 from nanogpt_cli.keyed import Purpose, seed32
 from nanogpt_cli.machine.device import compile_model
 from nanogpt_cli.machine.distributed import ALONE, Processes
-from nanogpt_cli.machine.sharding import load_own, shard
+from nanogpt_cli.machine.sharding import load_full_state_dict, shard
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token
 from nanogpt_cli.runs.checkpoint import (
@@ -255,7 +255,7 @@ def build_state(plan: Plan, processes: Processes) -> TrainingState:
         else:
             state.restore(plan.checkpoint, source)
     elif plan.initial_weights is not None:
-        load_own(model, plan.initial_weights)
+        load_full_state_dict(model, plan.initial_weights)
     plan.checkpoint = plan.initial_weights = None  # free the memory
     return state
 
@@ -284,7 +284,7 @@ def _build_model(plan: Plan, processes: Processes) -> GPT:
     else:
         model.to_empty(device=plan.compute.device)
     if drawn is not None:
-        load_own(model, drawn.state_dict())
+        load_full_state_dict(model, drawn.state_dict())
     return model
 
 

@@ -10,7 +10,7 @@ from nanogpt_cli.config.derived import Schedule
 from nanogpt_cli.config.schema import Config, ModelSettings
 from nanogpt_cli.errors import NonFiniteError, UserError
 from nanogpt_cli.machine.distributed import ALONE, Processes
-from nanogpt_cli.machine.sharding import load_own, own, whole_state
+from nanogpt_cli.machine.sharding import full_state_dict, load_full_state_dict, to_local
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.runs.checkpoint import FORMAT, Checkpoint, non_finite, refuse_non_finite
 from nanogpt_cli.runs.form import Progress
@@ -71,7 +71,7 @@ class TrainingState:
         Raises:
             NonFiniteError: a weight or a moment is NaN or infinite: such a state is never saved.
         """
-        here = {name: own(tensor) for name, tensor in self.model.state_dict().items()}
+        here = {name: to_local(tensor) for name, tensor in self.model.state_dict().items()}
         broken, problem = non_finite(here) or non_finite(self.optimizer.moments()), None
         if broken:
             problem = NonFiniteError(f"{broken} is not finite after step {self.progress.step}, which was not saved;")
@@ -79,7 +79,7 @@ class TrainingState:
         return as_checkpoint(
             self.facts,
             self.progress,
-            model=whole_state(self.model),
+            model=full_state_dict(self.model),
             optimizer=self.optimizer.state_by_name(),
             scaler=self.scaler.state_dict(),
         )
@@ -94,7 +94,7 @@ class TrainingState:
             UserError: the optimizer state does not fit this run, or something is not finite.
         """
         refuse_non_finite(checkpoint["model"], source, "weights")
-        load_own(self.model, checkpoint["model"])
+        load_full_state_dict(self.model, checkpoint["model"])
         try:
             self.optimizer.load_state_by_name(checkpoint["optimizer"], adopt=adopt)
         except (KeyError, IndexError, AttributeError, RuntimeError) as error:

@@ -1,8 +1,9 @@
 """The device table: narrow names first, whole words only, and nothing for what is not known."""
 
 import pytest
+import torch
 
-from nanogpt_cli.machine.peaks import peak_tflops
+from nanogpt_cli.machine.peaks import measure_peak_flops, peak_tflops
 
 
 @pytest.mark.parametrize(
@@ -54,3 +55,28 @@ def test_every_format_has_its_own_peak() -> None:
     assert peak_tflops("Tesla V100-PCIE-32GB", "float16") == 112
     assert peak_tflops("Tesla T4", "float16") == 65
     assert peak_tflops("Tesla T4", "float32") is None
+
+
+def test_float16_on_a_cpu_is_measured_in_the_format_it_is_worked_out_in() -> None:
+    """The product of two float16 squares runs at a hundredth of what training's products reach: 942% MFU."""
+    cpu = torch.device("cpu")
+    half, single = (measure_peak_flops(cpu, dtype) for dtype in (torch.float16, torch.float32))
+    assert half > single / 4
+
+
+def test_an_unlisted_gpu_is_measured_as_it_will_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With TF32, and with several products between two waits."""
+    events: list[str] = []
+
+    def product(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        events.append(torch.get_float32_matmul_precision())
+        return self
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", product)
+    monkeypatch.setattr("nanogpt_cli.machine.peaks.synchronize", lambda device: events.append("wait"))
+    monkeypatch.setattr(torch, "randn", lambda *shape, device: torch.zeros(2, 2))
+    before = torch.get_float32_matmul_precision()
+    measure_peak_flops(torch.device("cuda"), torch.float32, seconds=0.001)
+    assert set(events) == {"high", "wait"}
+    assert events[2:12].count("wait") == 1
+    assert torch.get_float32_matmul_precision() == before

@@ -14,7 +14,7 @@ import torch
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.machine.distributed import gradient_sync, join
 from nanogpt_cli.machine.rank import find_place
-from nanogpt_cli.machine.sharding import own, own_rows, whole
+from nanogpt_cli.machine.sharding import full_tensor, local_rows, to_local
 from tests.ranks import ranks, recorded, resume, train
 from tests.runner import Runner, same_weights
 
@@ -243,10 +243,10 @@ def chunks_fit_together() -> None:
     whole_tensor = torch.arange(8.0).view(2, 4)
     mesh = init_device_mesh("cpu", (3,))
     sharded = distribute_tensor(whole_tensor.clone(), mesh, [Shard(0)])
-    mine = own_rows(whole_tensor, sharded)
-    assert torch.equal(mine, own(sharded))
+    mine = local_rows(whole_tensor, sharded)
+    assert torch.equal(mine, to_local(sharded))
     assert mine.shape[0] == (1, 1, 0)[processes.rank]
-    gathered = whole(mine, sharded)
+    gathered = full_tensor(mine, sharded)
     assert torch.equal(gathered, whole_tensor if processes.main else mine)
     processes.leave()
 

@@ -66,6 +66,14 @@ def test_activations_of_gpt2_by_hand() -> None:
     assert estimate["activations"] == 2 * 1024 * 12 * (token + 2 * weights_seen)
 
 
+def test_activation_checkpointing_keeps_a_layers_input_and_one_layer() -> None:
+    kept, again = (
+        memory_estimate(GPT2, 2, "adamw", "bfloat16", device="cuda", activation_checkpointing=on)["activations"]
+        for on in (False, True)
+    )
+    assert again == 2 * 1024 * 12 * 4 * 768 + kept // 12
+
+
 MEASURE = """
 import resource, sys, torch
 from pathlib import Path
