@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from nanogpt_cli.cli import complete, show
 from nanogpt_cli.cli.model_options import Checkpoint, Device, Dtype, Model, load, place
 from nanogpt_cli.cli.options import Json, flag
-from nanogpt_cli.cli.progress import counted
+from nanogpt_cli.cli.progress import ProgressBar
 from nanogpt_cli.errors import NanogptError, UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -106,7 +106,8 @@ def _open(folder: Path, loaded: "LoadedModel", token_dtype: str | None, tokenize
     from nanogpt_cli.data.tokens.data_set import difference, open_data_set
     from nanogpt_cli.weights.load import check_reads
 
-    found = open_data_set(folder, token_dtype=token_dtype, tokenizer=tokenizer)
+    with ProgressBar() as progress:
+        found = open_data_set(folder, token_dtype=token_dtype, tokenizer=tokenizer, progress=progress)
     show.notes(found.notes)
     check_reads(loaded, found)
     trained = loaded.data or {}
@@ -130,9 +131,9 @@ def measure(
         lengths = None if reader is None else reader.byte_lengths()
     except NanogptError as error:  # the loss needs no text
         show.warn(f"bits per byte stay unknown: {error}")
-    with counted(f"{data_set.name} {split}", "tokens") as told:
+    with ProgressBar() as progress:
         result = evaluate_split(
-            loaded.model, tokens, batch_size=batch_size, compute=compute, byte_lengths=lengths, progress=told
+            loaded.model, tokens, batch_size=batch_size, compute=compute, byte_lengths=lengths, progress=progress
         )
     published = PUBLISHED_LOSS[loaded.released][split] if loaded.released and data_set.name == "openwebtext" else None
     return {
@@ -157,8 +158,10 @@ def _answer(
     if loaded.tokenizer is None:
         raise UserError(f"--task {name} needs a tokenizer, and {loaded.source} has none.")
     questions = read_questions(TASKS[name], path, loaded.tokenizer, limit)
-    with counted(name, "texts") as told:
-        result = run_task(TASKS[name], loaded.model, questions, batch_size=batch_size, compute=compute, progress=told)
+    with ProgressBar() as progress:
+        result = run_task(
+            TASKS[name], loaded.model, questions, batch_size=batch_size, compute=compute, progress=progress
+        )
     if result.cut:
         show.warn(
             f"{result.cut} texts are longer than the model's {loaded.model.config.block_size} positions: their "

@@ -9,6 +9,7 @@ import typer
 from nanogpt_cli.cli import show
 from nanogpt_cli.cli.model_options import Checkpoint, Model, load
 from nanogpt_cli.cli.options import flag
+from nanogpt_cli.cli.progress import ProgressBar
 from nanogpt_cli.cli.writing import writing
 
 if TYPE_CHECKING:
@@ -75,4 +76,4 @@ def _tokenizer_files(tokenizer: "Tokenizer | None", context: int, gpt2: bool) ->
         "model_max_length": context,
     }
     config = json.dumps(description, indent=2) + "\n"
-    return {**own, **gpt2_files(show.say), "tokenizer_config.json": config.encode()}, ""
+    return {**own, **gpt2_files(ProgressBar()), "tokenizer_config.json": config.encode()}, ""

@@ -131,13 +131,15 @@ def _find(what: str, changes: Layer) -> Subject:
 
 def _subject(title: str, config: Config, architecture: ModelSettings) -> Subject:
     """With the data set, if it is here, and the size of the vocabulary."""
+    from nanogpt_cli.cli.progress import ProgressBar
     from nanogpt_cli.config.derived import data_folder
     from nanogpt_cli.data.tokens.data_set import open_data_set
 
     folder, data = data_folder(config), config.data
     data_set = None
     if folder.is_dir():
-        data_set = open_data_set(folder, token_dtype=data.token_dtype, tokenizer=data.tokenizer)
+        with ProgressBar() as progress:
+            data_set = open_data_set(folder, token_dtype=data.token_dtype, tokenizer=data.tokenizer, progress=progress)
     if architecture.vocab_size is None:
         rows = data_set.vocab_size if data_set else _usual_vocabulary(config.data.dataset)
         architecture = replace(architecture, vocab_size=rows)

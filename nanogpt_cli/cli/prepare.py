@@ -8,7 +8,7 @@ import typer
 
 from nanogpt_cli.cli import show
 from nanogpt_cli.cli.options import Json
-from nanogpt_cli.cli.progress import Preparing
+from nanogpt_cli.cli.progress import ProgressBar
 from nanogpt_cli.errors import StoppedError, UserError, typed
 from nanogpt_cli.machine.signals import handling
 
@@ -88,14 +88,14 @@ def prepare(
     splitting = _given(split=split, val_fraction=val_fraction, split_seed=split_seed)
     fetching = _given(shards=shards, source=source)
     making = _given(name=name, folder=data_dir, tokenizer=tokenizer, workers=workers, force=force)
-    with handling(_stop), Preparing() as told:
+    with handling(_stop), ProgressBar() as progress:
         if entry is not None:
             _refuse(reading | splitting, OWN)
-            done = prepare_named(entry, progress=told, **fetching, **making)
+            done = prepare_named(entry, progress=progress, **fetching, **making)
         else:
             _refuse(fetching, NAMED)
             rule = own_split(split or "position", val_fraction, split_seed)
-            done = prepare_paths(what, reading=Reading(**reading), split=rule, progress=told, **making)
+            done = prepare_paths(what, reading=Reading(**reading), split=rule, progress=progress, **making)
     _report(done, entry, data_dir, json)
 
 
@@ -118,7 +118,8 @@ def _verify(name: str, data_dir: Path | None, as_json: bool) -> None:
     from nanogpt_cli.data.tokens.data_set import open_data_set
 
     folder = data_dir or ROOT / name
-    data_set = open_data_set(folder, verify=True)
+    with ProgressBar() as progress:
+        data_set = open_data_set(folder, verify=True, progress=progress)
     counts = {"train": data_set.train.count, "val": data_set.val.count}
     if as_json:
         show.document({"name": data_set.name, "folder": str(folder), "verified": True, "tokens": counts})

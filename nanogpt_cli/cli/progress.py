@@ -1,70 +1,63 @@
 """How far a longer piece of work is: a bar on a terminal, a line now and then elsewhere; always on stderr."""
 
-import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Self
 
 from nanogpt_cli.cli import show
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 SILENCE = 30.0  # seconds between two lines where there is no terminal
 
 
-@contextlib.contextmanager
-def progress(what: str) -> Iterator[Callable[[float, str], None]]:
-    """A function to call with the share that is done, 0 to 1, and with what is done so far, in words."""
-    from nanogpt_cli.view.live import usable_terminal
-
-    if not usable_terminal(sys.stderr):
-        yield _lines(what)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn()
-    console = Console(stderr=True)
-    with Progress(TextColumn(what), *columns, console=console, transient=True, refresh_per_second=4) as bar:
-        task = bar.add_task("", total=1.0, text="")
-        yield lambda share, text: bar.update(task, completed=share, text=text)
-
-
-@contextlib.contextmanager
-def counted(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """The same for a function to call with how many are done and how many there are."""
-    with progress(what) as told:
-        yield lambda done, total: told(done / max(1, total), f"{done:,} of {total:,} {unit}")
-
-
-class Preparing:
-    """How far the preparation of a data set is; a context manager."""
+class ProgressBar:
+    """Shows a `nanogpt_cli.progress.Progress` from its first `at` on, until the context ends."""
 
     def __init__(self) -> None:
-        self._stack = contextlib.ExitStack()
-        self._told: Callable[[float, str], None] | None = None  # from the first share on
+        self._bar: Progress | None = None
+        self._what: str | None = None  # nothing has begun
+        self._told = 0.0
 
-    def __enter__(self) -> "Preparing":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        if self._bar is not None:
+            self._bar.stop()
 
     def say(self, text: str) -> None:
         """A line of its own."""
         show.say(text)
 
-    def at(self, share: float, documents: int, text_bytes: int, tokens: int) -> None:
-        """Totals so far."""
-        self._told = self._told or self._stack.enter_context(progress("preparing"))
-        self._told(share, f"{documents:,} documents, {text_bytes / 1e6:,.0f} MB, {tokens:,} tokens")
+    def at(self, what: str, done: float, total: float, text: str = "") -> None:
+        """Draw how far `what` is; another `what` than before starts anew."""
+        if self._what is None:
+            self._bar = _bar()
+        if what != self._what:
+            self._what, self._told = what, time.monotonic()
+            if self._bar is not None:
+                for task in self._bar.task_ids:  # the speed of what came before says nothing about this
+                    self._bar.remove_task(task)
+                self._bar.add_task(what, text=text)
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=done, total=total, text=text)
+        elif time.monotonic() - self._told >= SILENCE:
+            self._told = time.monotonic()
+            show.say(f"{what}: {done / max(1, total):.1%}{', ' * bool(text)}{text}")
 
 
-def _lines(what: str) -> Callable[[float, str], None]:
-    last = time.monotonic()
+def _bar() -> "Progress | None":
+    from nanogpt_cli.view.live import usable_terminal
 
-    def told(share: float, text: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= SILENCE:
-            last = time.monotonic()
-            show.say(f"{what}: {share:.1%}, {text}")
+    if not usable_terminal(sys.stderr) or not show.main_process():
+        return None
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    return told
+    words, told = TextColumn("{task.description}"), TextColumn("{task.fields[text]}")
+    columns = words, BarColumn(), TaskProgressColumn(), told, TimeRemainingColumn()
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4)
+    bar.start()
+    return bar

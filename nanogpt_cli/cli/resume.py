@@ -29,6 +29,7 @@ def resume(
     --max-iters N extends it. What else may change is listed here; each change is logged. The architecture, data set,
     optimizer and seed are the run's for life.
     """
+    from nanogpt_cli.cli.progress import ProgressBar
     from nanogpt_cli.cli.report import carry_out
     from nanogpt_cli.runs.directory import find_run, read_config, refuse_existing
     from nanogpt_cli.training.resume import plan_resume
@@ -39,7 +40,8 @@ def resume(
     def make_plan(**machine: Any) -> "Plan":
         if run is not None:
             refuse_existing(run)
-        return plan_resume(source, changes, checkpoint=checkpoint, new_run=run, **machine)
+        with ProgressBar() as progress:
+            return plan_resume(source, changes, checkpoint=checkpoint, new_run=run, progress=progress, **machine)
 
     def processes() -> int:
         return combine(Layer(source, read_config(find_run(source))), changes).config.system.gpus

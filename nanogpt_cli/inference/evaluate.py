@@ -1,7 +1,6 @@
 """The loss over a whole split: every token but the first is predicted exactly once, whatever the batch size."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +11,9 @@ from nanogpt_cli.data.tokens.files import Tokens, check_batch
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.machine.device import Compute, inference
 from nanogpt_cli.model.gpt import GPT
+from nanogpt_cli.progress import QUIET, Progress
 
 BATCH_TOKENS = 1 << 14  # keep a GPU busy, and take less than a gigabyte with GPT-2 XL
-
-Progress = Callable[[int, int], None]  # tokens done, tokens in all
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ def evaluate_split(
     batch_size: int,
     compute: Compute,
     byte_lengths: npt.NDArray[np.int32] | None = None,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = QUIET,
 ) -> SplitLoss:
     """Mean loss over all predictions of a split: windows of block_size that follow each other, the last one shorter.
 
@@ -56,7 +54,7 @@ def evaluate_split(
         tokens: the split.
         batch_size: windows a forward pass; changes the result by rounding at most.
         byte_lengths: UTF-8 bytes of each id, 0 for end-of-text; (size,).
-        progress: called after each batch.
+        progress: hears of each batch.
 
     Raises:
         UserError: fewer than two tokens, or an id that the model has no row for.
@@ -80,7 +78,8 @@ def evaluate_split(
                 known = table[np.minimum(targets, len(table) - 1)]
                 text_nats += float(losses[known > 0].sum())
                 text_bytes += int(known.sum())
-            progress(first * block_size + count * length, total)
+            done = first * block_size + count * length
+            progress.at("evaluating", done, total, f"{done:,} of {total:,} tokens")
     lengths = np.full(windows + bool(rest), block_size)
     lengths[-1] = rest or block_size
     nats = np.concatenate(sums)

@@ -22,6 +22,7 @@ from nanogpt_cli.data.tokenizers import Tokenizer
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.machine.device import Compute, inference
 from nanogpt_cli.model.gpt import GPT
+from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.weights.pretrained import HubRepo, hub_file, needs_extra
 
 SORTED_TOGETHER = 64  # batches whose rows are sorted by length, so that little is padded
@@ -154,13 +155,13 @@ def run_task(
     *,
     batch_size: int,
     compute: Compute,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = QUIET,
 ) -> TaskResult:
     """Answer all questions.
 
     Args:
         batch_size: texts a forward pass; changes likelihoods by rounding at most.
-        progress: called with texts done and in all.
+        progress: hears how many texts are read.
     """
     rows = [(question.context, ending) for question in questions for ending in question.endings]
     scores, greedy = score_endings(model, rows, batch_size=batch_size, compute=compute, progress=progress)
@@ -192,7 +193,7 @@ def score_endings(
     *,
     batch_size: int,
     compute: Compute,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = QUIET,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """Log-likelihood of each ending after its context, nats, and whether each of its tokens was the most likely.
 
@@ -208,7 +209,7 @@ def score_endings(
                 numbers = by_length[first : first + batch_size]
                 scores[numbers], greedy[numbers] = _score_batch(model, [rows[i] for i in numbers], compute)
                 done += len(numbers)
-                progress(done, len(rows))
+                progress.at("evaluating", done, len(rows), f"{done:,} of {len(rows):,} texts")
     return scores, greedy
 
 

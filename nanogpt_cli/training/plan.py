@@ -20,6 +20,7 @@ from nanogpt_cli.machine.memory import free_memory, memory_of
 from nanogpt_cli.machine.peaks import measure_peak_flops, peak_tflops
 from nanogpt_cli.machine.rank import Place
 from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token, memory_estimate, parameter_table
+from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.runs.checkpoint import Checkpoint
 from nanogpt_cli.training.init_from import initial_weights
 from nanogpt_cli.view.plain import duration
@@ -206,6 +207,7 @@ def plan_run(
     machines: int = 1,
     schedule: Schedule | None = None,
     architecture: ModelSettings | None = None,
+    progress: Progress = QUIET,
 ) -> Plan:
     """Work out a run from its settings: open the data, choose the machine's part, derive the rest; makes nothing.
 
@@ -214,12 +216,16 @@ def plan_run(
         machines: on which the run's processes are to be launched.
         schedule: the frozen one of a resumed run; a new run's follows from the settings.
         architecture: that of the checkpoint a run goes on from; a new run's follows from the settings.
+        progress: hears how far large token files are checked.
 
     Raises:
         UserError: the settings do not go with the data, the machine, or each other.
     """
     config, split = _shared_out(layered.config, place, machines)
-    data_set = open_data_set(data_folder(config), token_dtype=config.data.token_dtype, tokenizer=config.data.tokenizer)
+    data = config.data
+    data_set = open_data_set(
+        data_folder(config), token_dtype=data.token_dtype, tokenizer=data.tokenizer, progress=progress
+    )
     derived = derive(config)
     config = config.replace("data", data_dir=str(data_set.folder))  # absolute: resume works from any folder
     weights = None

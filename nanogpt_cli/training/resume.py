@@ -32,7 +32,7 @@ def plan_resume(
         changes: settings given on the command line.
         checkpoint: fork from this file instead of the last state; needs `new_run`.
         new_run: continue there and leave the old run as it is.
-        machine: `place` and `machines` of `plan_run`.
+        machine: `place`, `machines` and `progress` of `plan_run`.
 
     Raises:
         UserError: nothing to go on from, or a change that a run cannot take.

@@ -239,3 +239,19 @@ def test_memory_does_not_grow_with_the_text(gpt2):
         peaks.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
     assert peaks[1] < 400
     assert peaks[1] < peaks[0] + 30
+
+
+@pytest.mark.parametrize(
+    "command", [["prepare", "my", "--verify"], ["train", "--dataset", "my", "--dry-run"], ["eval", "runs/my"]]
+)
+def test_token_files_that_are_read_through_are_told(prepare, command, capsys, monkeypatch):
+    Path("my.txt").write_text(TEXT, encoding="utf-8")
+    prepare("my.txt")
+    monkeypatch.setattr("nanogpt_cli.cli.progress.SILENCE", -1.0)
+    if command[0] == "eval":
+        assert main.run(["train", "--dataset", "my", "--max-iters", "1", "--eval-iters", "1"]) == 0
+        capsys.readouterr()
+    assert main.run(command) == 0
+    err = capsys.readouterr().err
+    assert "checking my/train.bin: 100.0%, 0 of 0 MB" in err
+    assert "checking my/val.bin: 100.0%" in err

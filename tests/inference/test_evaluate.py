@@ -15,6 +15,7 @@ from nanogpt_cli.data.tokens.files import TokenFile, Tokens
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.inference.evaluate import default_batch_size, evaluate_split
 from nanogpt_cli.machine.device import choose_compute
+from tests.heard import Heard
 from tests.models import SETTINGS, random_model
 
 COMPUTE = choose_compute(SystemSettings(device="cpu", dtype="float32"), SETTINGS)
@@ -91,14 +92,12 @@ def test_two_batch_sizes_give_one_number(tmp_path_factory: pytest.TempPathFactor
 
 def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     model = random_model(SETTINGS).train()
-    seen = []
+    heard = Heard()
     tokens = random_tokens(tmp_path / "a", 100)
-    evaluate_split(
-        model, tokens, batch_size=2, compute=COMPUTE, progress=lambda done, total: seen.append((done, total))
-    )
+    evaluate_split(model, tokens, batch_size=2, compute=COMPUTE, progress=heard)
     assert model.training
     assert all(p.grad is None for p in model.parameters())
-    assert seen[-1] == (99, 99)
+    assert heard.steps[-1][1:] == (99, 99)
 
 
 def test_splits_and_ids_that_cannot_be_evaluated(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from nanogpt_cli.data.catalogue import Entry
-from nanogpt_cli.data.download import CONNECT_SECONDS, Say, sha256_of, silent
+from nanogpt_cli.data.download import CONNECT_SECONDS, sha256_of
 from nanogpt_cli.data.text.documents import pyarrow_for
 from nanogpt_cli.errors import NanogptError, UserError
+from nanogpt_cli.progress import QUIET, Progress
 
 PATIENCE = 10.0  # seconds between two words about a download that the work waits for
 INSTEAD = "With a copy of the repository in a folder: --source FOLDER. Nothing was changed."
@@ -122,11 +123,11 @@ class HubInputs:
         entry: what is wanted; its `val` may name files of its own, which come last.
         shards: take only so many of the others.
         folder: for the files while they are needed.
-        say: hears what is waited for.
+        progress: hears what is waited for.
     """
 
-    def __init__(self, hub: Hub, entry: Entry, shards: int, folder: Path, say: Say = silent) -> None:
-        self.hub, self.entry, self.shards, self.folder, self.say = hub, entry, shards, folder, say
+    def __init__(self, hub: Hub, entry: Entry, shards: int, folder: Path, progress: Progress = QUIET) -> None:
+        self.hub, self.entry, self.shards, self.folder, self.progress = hub, entry, shards, folder, progress
         self.remote = hub.remote
         self._coming: dict[int, Future[Path]] = {}
 
@@ -193,7 +194,7 @@ class HubInputs:
                 return future.result(timeout=PATIENCE)
             except TimeoutError:
                 done = sum(part.stat().st_size for part in self.folder.rglob("*.incomplete"))
-                self.say(f"fetching {file.path}: {done / 1e6:,.0f} of {file.bytes / 1e6:,.0f} MB")
+                self.progress.say(f"fetching {file.path}: {done / 1e6:,.0f} of {file.bytes / 1e6:,.0f} MB")
 
     def _fetch(self, file: HubFile) -> Path:
         path = self.hub.fetch(file, self.folder)

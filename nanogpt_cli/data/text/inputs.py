@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from nanogpt_cli.data import catalogue
-from nanogpt_cli.data.download import PinnedFile, Say, cached, sha256_of
+from nanogpt_cli.data.download import PinnedFile, cached, sha256_of
 from nanogpt_cli.data.text.documents import KINDS, file_kind
 from nanogpt_cli.errors import UserError, did_you_mean
 from nanogpt_cli.files import temporary_beside
+from nanogpt_cli.progress import Progress
 
 
 class Inputs(Protocol):
@@ -60,14 +61,14 @@ class PinnedInput:
 
     remote = False  # what was fetched is in the user's cache
 
-    def __init__(self, file: PinnedFile, say: Say) -> None:
-        self.file, self.say = file, say
+    def __init__(self, file: PinnedFile, progress: Progress) -> None:
+        self.file, self.progress = file, progress
         self.labels, self.sizes = [file.name], [file.bytes]
 
     @contextmanager
     def open(self, index: int) -> Iterator[Path]:
         """The file in the user's cache."""
-        yield cached(self.file, self.say)
+        yield cached(self.file, self.progress)
 
     def identity(self) -> str:
         """Its hash."""

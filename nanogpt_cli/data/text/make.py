@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from nanogpt_cli.data.tokenizers import CharTokenizer, Tokenizer, get_tokenizer
 from nanogpt_cli.data.tokens.files import FORMAT, META, WORK
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.files import make_folder, sync_folder, user_cache, write_toml
+from nanogpt_cli.progress import QUIET, Progress
 
 SMALL_BYTES, MOST_CHARACTERS = 10_000_000, 10_000  # own text up to this size and alphabet is taken by characters
 PARALLEL_BYTES = 8_000_000  # below this, starting processes takes longer than the work
@@ -39,26 +40,6 @@ EOT_RULES = {
     "newline": "a line break after every document that does not end in one",
     "none": "none",
 }
-
-
-class Progress(Protocol):
-    """Who hears how far the work is."""
-
-    def say(self, text: str) -> None:
-        """One line about what was chosen or found."""
-
-    def at(self, share: float, documents: int, text_bytes: int, tokens: int) -> None:
-        """Totals so far; `share` of the input is done, 0 to 1."""
-
-
-class Quiet:
-    """Progress for nobody."""
-
-    def say(self, text: str) -> None:
-        """Nothing."""
-
-    def at(self, share: float, documents: int, text_bytes: int, tokens: int) -> None:
-        """Nothing."""
 
 
 @dataclass(frozen=True)
@@ -91,14 +72,14 @@ class Prepared:
     seconds: float
 
 
-def run(job: Job, *, workers: int | None = None, force: bool = False, progress: Progress | None = None) -> Prepared:
+def run(job: Job, *, workers: int | None = None, force: bool = False, progress: Progress = QUIET) -> Prepared:
     """Make the data set, or go on making it, or find that it is complete.
 
     Raises:
         UserError: the text cannot be read or is too short, or the folder holds something else; nothing was changed.
         NanogptError: the disk is full or a worker was killed; the same call goes on from there.
     """
-    progress, started = progress or Quiet(), time.perf_counter()
+    started = time.perf_counter()
     if job.folder.exists() and not job.folder.is_dir():
         raise UserError(f"{job.folder} is a file, where the token files need a folder. Give them another: --name NAME.")
     with _one_at_a_time(job.folder, progress):
@@ -177,10 +158,11 @@ def _make(job: Job, work: Path, workers: int | None, progress: Progress) -> dict
             writer.save()  # so that a download that fails is kept, and goes on
         if writer.cursor != Cursor():
             progress.say(f"going on after {sum(writer.tokens):,} tokens that are written already")
-        with contextlib.closing(encoded(text.units(writer.cursor, cut), tokenizer, ending, processes)) as done:
-            for unit, ids in done:
+        with contextlib.closing(encoded(text.units(writer.cursor, cut), tokenizer, ending, processes)) as units:
+            for unit, ids in units:
                 writer.add(unit, ids)
-                progress.at(unit.share, writer.cursor.documents, writer.text_bytes, sum(writer.tokens))
+                done = f"{writer.cursor.documents:,} documents, {writer.text_bytes / 1e6:,.0f} MB"
+                progress.at("preparing", unit.share, 1.0, f"{done}, {sum(writer.tokens):,} tokens")
         tail = job.split.cut(writer.tokens[0]) if job.split.rule == "tail" and cut is None else None
         counts = writer.tokens if tail is None else (tail, writer.tokens[0] - tail)
         if not all(counts):
@@ -207,7 +189,7 @@ def _look(job: Job, text: Text, progress: Progress) -> tuple[Tokenizer, str, int
         progress.say(f"tokenizer: {kind} ({'at most' if kind == 'char' else 'more than'} {limits})")
     cut = job.split.cut(scan.characters) if scan is not None and job.split.rule == "tail" else None
     if kind != "char" or scan is None:
-        return get_tokenizer(kind, progress.say), "eot" if job.end_of_text else "none", cut
+        return get_tokenizer(kind, progress), "eot" if job.end_of_text else "none", cut
     ending = "newline" if scan.documents > 1 else "none"
     alphabet = scan.alphabet + ["\n"] * (ending == "newline")
     return CharTokenizer(alphabet, scan.most_frequent), ending, cut

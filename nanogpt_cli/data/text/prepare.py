@@ -10,10 +10,11 @@ from nanogpt_cli.data.catalogue import Entry
 from nanogpt_cli.data.text.documents import COMPRESSED, Reading, file_kind
 from nanogpt_cli.data.text.hub import EXTRA, FolderHub, Hub, HubInputs, HuggingFaceHub
 from nanogpt_cli.data.text.inputs import LocalFiles, PinnedInput, find_files, spooled
-from nanogpt_cli.data.text.make import Job, Prepared, Progress, Quiet, run
+from nanogpt_cli.data.text.make import Job, Prepared, run
 from nanogpt_cli.data.text.splits import SplitRule, own_split
 from nanogpt_cli.data.tokens.files import META, WORK
 from nanogpt_cli.errors import UserError, did_you_mean, typed
+from nanogpt_cli.progress import QUIET, Progress
 
 ROOT = Path("data")
 STAND_IN = "shakespeare"
@@ -29,7 +30,7 @@ def prepare_named(
     source: str | None = None,
     workers: int | None = None,
     force: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = QUIET,
 ) -> Prepared:
     """Make a data set of the catalogue.
 
@@ -48,7 +49,7 @@ def prepare_named(
         UserError: an argument does not fit the data set, or the folder holds something else.
         NanogptError: no source answered, or the disk is full. The same call goes on from what is complete.
     """
-    progress, name = progress or Quiet(), _checked(name or entry.name)
+    name = _checked(name or entry.name)
     kind = tokenizer or entry.tokenizer
     common: dict[str, Any] = {"name": name, "folder": folder or ROOT / name, "tokenizer": kind}
     if entry.file is not None:
@@ -64,7 +65,7 @@ def _file_job(entry: Entry, common: dict[str, Any], progress: Progress) -> Job:
     file = catalogue.pinned(entry.file or "")
     return Job(
         **common,
-        inputs=PinnedInput(file, progress.say),
+        inputs=PinnedInput(file, progress),
         source={"name": entry.name, "url": file.urls[0], "sha256": file.sha256},
         split=SplitRule("tail"),
         end_of_text=False,
@@ -83,7 +84,7 @@ def _hub_job(entry: Entry, common: dict[str, Any], shards: int | None, source: s
     whole = count == entry.shards and common["tokenizer"] == entry.tokenizer
     return Job(
         **common,
-        inputs=HubInputs(hub, entry, count, common["folder"] / WORK / "downloads", progress.say),
+        inputs=HubInputs(hub, entry, count, common["folder"] / WORK / "downloads", progress),
         source={"name": entry.name, "hub": entry.hub, "revision": entry.revision, "of": entry.shards},
         split=SplitRule(**rule, first_val_file=count),
         expect=entry.expect if whole else {},
@@ -100,7 +101,7 @@ def prepare_paths(
     split: SplitRule | None = None,
     workers: int | None = None,
     force: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = QUIET,
 ) -> Prepared:
     """Make a data set out of the user's own files, folders and patterns.
 
@@ -162,7 +163,7 @@ def default_name(words: list[str]) -> str:
     return path.name
 
 
-def ensure_prepared(dataset: str, root: Path = ROOT, *, progress: Progress | None = None) -> str:
+def ensure_prepared(dataset: str, root: Path = ROOT, *, progress: Progress = QUIET) -> str:
     """Make sure that a run finds its data set: a text file is prepared, and so is a small set of the catalogue.
 
     Returns:

@@ -14,8 +14,9 @@ from nanogpt_cli.data.tokenizers import (
 )
 from nanogpt_cli.data.tokens.files import FORMAT, META, WORK, DataSet, TokenFile, Tokens, difference, prepare_line
 from nanogpt_cli.data.tokens.formats import Foreign, find_foreign, read_meta_pkl
-from nanogpt_cli.data.tokens.verify import Progress, check_content, check_ids, looks_like_uint32, silent
+from nanogpt_cli.data.tokens.verify import check_content, check_ids, looks_like_uint32
 from nanogpt_cli.errors import UserError, typed
+from nanogpt_cli.progress import QUIET, Progress
 
 __all__ = ["DataSet", "TokenFile", "Tokens", "check_fits", "difference", "open_data_set"]
 
@@ -35,7 +36,7 @@ def open_data_set(
     tokenizer: str | None = None,
     verify: bool = False,
     trusted: bool = False,
-    progress: Progress = silent,
+    progress: Progress = QUIET,
 ) -> DataSet:
     """Open the token files in `folder` and check them.
 
@@ -45,7 +46,7 @@ def open_data_set(
         tokenizer: what made the ids, for files without metadata.
         verify: read large files through, whatever an earlier check found.
         trusted: skip the checks of the content; another process has made them.
-        progress: called while files are read through.
+        progress: hears how far files are read through.
 
     Raises:
         UserError: no data set there, an incomplete or damaged one, or one whose ids cannot be what they should be.

@@ -6,7 +6,7 @@ size, time stamp and sampled blocks are compared with it.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,24 +17,19 @@ import numpy.typing as npt
 from nanogpt_cli.data.tokens.files import Tokens, bad_id, prepare_line
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.files import atomic_write, user_cache
+from nanogpt_cli.progress import QUIET, Progress
 
 SMALL = 256 << 20  # bytes
 CHUNK = 8 << 20  # bytes read at once
 
-Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
 
-
-def silent(_what: str, _done: int, _total: int) -> None:
-    """Progress for nobody."""
-
-
-def check_content(tokens: Tokens, *, full: bool = False, progress: Progress = silent) -> None:
+def check_content(tokens: Tokens, *, full: bool = False, progress: Progress = QUIET) -> None:
     """Compare a split with its metadata, and set its highest_id.
 
     Args:
         tokens: the split.
         full: read large files through again, whatever the cache says.
-        progress: called while a split is read through.
+        progress: hears how much of the split is read through.
 
     Raises:
         UserError: the content is not what the metadata says.
@@ -84,13 +79,15 @@ def looks_like_uint32(tokens: Tokens) -> bool:
 
 def _scan(tokens: Tokens, progress: Progress) -> tuple[str, int | None]:
     total = sum(path.stat().st_size for path in tokens.paths)
+    first = tokens.paths[0]
+    what = f"checking {first.parent.name}/{first.name}"
     hash_, done, highest_id = hashlib.sha256(), 0, None
     for data, ids in _chunks(tokens):
         hash_.update(data)
         if ids.size:
             highest_id = max(highest_id or 0, int(ids.max()))
         done += len(data)
-        progress(f"checking {tokens.paths[0].parent.name}", done, total)
+        progress.at(what, done, total, f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
     return hash_.hexdigest(), highest_id
 
 

@@ -20,10 +20,11 @@ from nanogpt_cli.data.catalogue import Entry, find
 from nanogpt_cli.data.text import units, writer
 from nanogpt_cli.data.text.documents import Documents, Reading
 from nanogpt_cli.data.text.hub import FolderHub, HubFile, HubInputs
-from nanogpt_cli.data.text.make import META, WORK, Quiet
+from nanogpt_cli.data.text.make import META, WORK
 from nanogpt_cli.data.text.prepare import prepare_named
 from nanogpt_cli.data.tokens.data_set import open_data_set
 from nanogpt_cli.errors import NanogptError, UserError
+from tests.heard import Heard
 
 ROWS = 30  # of every file
 FILES = 4
@@ -261,7 +262,7 @@ def test_a_network_that_dies(hub, far, dies_after):
 
 
 def test_a_slow_download_is_told(hub, far, monkeypatch):
-    one, said = far(), []
+    one = far()
     fetch = one.fetch
 
     def slowly(file, folder):
@@ -272,10 +273,9 @@ def test_a_slow_download_is_told(hub, far, monkeypatch):
 
     one.fetch = slowly
     monkeypatch.setattr("nanogpt_cli.data.text.hub.PATIENCE", 0.1)
-    progress = Quiet()
-    progress.say = said.append
-    prepare_named(ENTRY, shards=1, progress=progress)
-    assert said[0].startswith("fetching data/train-00000-of-00004.parquet: 3 of 0 MB")
+    heard = Heard()
+    prepare_named(ENTRY, shards=1, progress=heard)
+    assert heard.said[0].startswith("fetching data/train-00000-of-00004.parquet: 3 of 0 MB")
 
 
 def test_a_complete_data_set_needs_no_network(far):

@@ -15,27 +15,15 @@ from nanogpt_cli.data.text import documents, units, writer
 from nanogpt_cli.data.text import encode as workers
 from nanogpt_cli.data.text import make as job
 from nanogpt_cli.data.text.documents import Reading
-from nanogpt_cli.data.text.make import Quiet
 from nanogpt_cli.data.text.prepare import default_name, ensure_prepared, prepare_named, prepare_paths
 from nanogpt_cli.data.text.splits import SplitRule, own_split
 from nanogpt_cli.data.tokens.data_set import open_data_set
 from nanogpt_cli.errors import NanogptError, UserError
+from nanogpt_cli.progress import Quiet
+from tests.heard import Heard
 
 PLAY = "".join(f"Line {n} of the play, {'so ' * (n % 7)}it is said.\n" for n in range(400))
 NOVEL = "道可道，非常道。名可名，非常名。\n無名天地之始；有名萬物之母。\n" * 50
-
-
-class Heard(Quiet):
-    """Progress that remembers."""
-
-    def __init__(self):
-        self.said, self.shares = [], []
-
-    def say(self, text):
-        self.said.append(text)
-
-    def at(self, share, documents, text_bytes, tokens):
-        self.shares.append(share)
 
 
 class StoppedError(Exception):
@@ -148,7 +136,7 @@ def test_short_text_is_read_by_characters(tmp_path):
     assert data_set.tokenizer.decode(ids(done.folder, "val")) == PLAY[cut:]
     statistics = {"documents": 1, "empty_documents": 0, "characters": len(PLAY), "text_bytes": len(PLAY)}
     assert done.meta["statistics"] == statistics
-    assert heard.shares[-1] == 1.0
+    assert heard.steps[-1] == ("preparing", 1.0, 1.0)
 
 
 def test_chinese_by_characters_and_by_bpe(tmp_path, gpt2):
@@ -354,7 +342,7 @@ def test_any_interruption(corpus, small_units, rule, tokenizer):
     how = {"tokenizer": tokenizer, "split": SPLITS[rule], "workers": 1}
     heard = Heard()
     whole = prepare_paths(corpus, name="whole", progress=heard, **how)
-    assert len(heard.shares) > 15
+    assert len(heard.steps) > 15
     stops = 0
     while True:  # one unit further each time, through the whole work
         try:

@@ -8,6 +8,7 @@ import pytest
 from nanogpt_cli.data.tokens import verify
 from nanogpt_cli.data.tokens.data_set import open_data_set
 from nanogpt_cli.errors import UserError
+from tests.heard import Heard
 
 
 @pytest.fixture
@@ -138,12 +139,12 @@ class TestLargeFiles:
 
 def test_progress_counts_bytes(folder, monkeypatch):
     monkeypatch.setattr(verify, "CHUNK", 400_000)
-    seen = []
-    open_data_set(folder, progress=lambda *step: seen.append(step))
-    assert [(done, total) for _, done, total in seen if total == 1_000_000] == [
+    heard = Heard()
+    open_data_set(folder, progress=heard)
+    assert [(done, total) for _, done, total in heard.steps if total == 1_000_000] == [
         (0, 1_000_000),
         (400_000, 1_000_000),
         (800_000, 1_000_000),
         (1_000_000, 1_000_000),
     ]
-    assert all("mine" in what for what, _, _ in seen)
+    assert all("mine" in what for what, _, _ in heard.steps)
