@@ -1,18 +1,33 @@
-"""Files that are complete or absent: written beside their target, synced, then renamed."""
+"""The gate for files: everything this program writes is opened, named, made durable and cleaned up here.
+
+A file is complete or absent: written beside its target, synced, then renamed. Files that grow are opened by `open_own`,
+which follows no link and truncates nothing. What a file system cannot do (sync folders, change modes) is done without.
+"""
 
 import contextlib
 import errno
+import io
 import os
 import re
+import secrets
+import shutil
+import socket
+import stat
 import sys
-import tempfile
+import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nanogpt_cli.errors import NanogptError
+from nanogpt_cli.errors import UserError
 
 TEMPORARY_PREFIX = ".nanogpt-tmp-"
+MAKER = re.compile(r"-([0-9a-f]{8})\.(\d+)\.(\d+)-[0-9a-f]{8}")  # machine, process, its start; of a temporary name
+LONG_AGO = 86400.0  # seconds: nobody on another machine still writes a file that has not changed for so long
+UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EBADF)
+NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # a pipe under the name must not be waited for
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
 class DiskFullError(OSError):
@@ -32,72 +47,181 @@ def atomic_write(
         OSError: anything else the file system reports; `path` is untouched.
     """
     with disk_full_named(path), temporary_beside(path) as temporary:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
+        raw = OwnFile(_open(temporary, os.O_WRONLY), "w")
+        try:
+            with io.BufferedWriter(raw) as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+        except Exception as error:
+            raise raw.error or error from None
         if before_rename:
             before_rename()
         temporary.replace(path)
         sync_folder(path.parent)
 
 
+class OwnFile(io.FileIO):
+    """What every byte is written through. Keeps why a write failed: torch makes another error of it in its C++."""
+
+    error: BaseException | None = None
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BaseException as error:
+            self.error = self.error or error
+            raise
+
+
+def open_own(path: Path, *, append: bool = False) -> OwnFile:
+    """Open a file that grows, made if it is not there, unbuffered, at its start or for appending; nothing is truncated.
+
+    A file that has a second name elsewhere is copied first, so that only this one changes.
+
+    Raises:
+        UserError: it is a link, or no regular file: what is written would land elsewhere.
+        OSError: the system does not open it.
+    """
+    handle = _open(path, os.O_RDWR | os.O_CREAT | (os.O_APPEND if append else 0))
+    if os.fstat(handle).st_nlink > 1:
+        with os.fdopen(handle, "rb") as shared:
+            atomic_write(path, lambda file: shutil.copyfileobj(shared, file, 1 << 20))
+        return open_own(path, append=append)
+    return OwnFile(handle, "a" if append else "r+")
+
+
+def _open(path: Path, flags: int) -> int:
+    try:
+        handle = os.open(path, flags | NO_FOLLOW | NO_WAIT, 0o666)
+    except OSError:
+        refuse_link(path)
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise UserError(f"{path} is no regular file, and nothing is written to anything else. Remove it.")
+    return handle
+
+
+def refuse_link(path: Path) -> None:
+    """Raise UserError if `path` is a symbolic link: what is written to it would land elsewhere."""
+    if path.is_symlink():
+        raise UserError(f"{path} is a link to {path.readlink()}, and nothing is written through links. Remove it.")
+
+
+def own_folder(folder: Path) -> Path:
+    """Make the inner folder `folder` if it is not there; its parent must be.
+
+    Raises:
+        UserError: it is a link: what is written in it would land elsewhere.
+        OSError: it cannot be made.
+    """
+    refuse_link(folder)
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @contextlib.contextmanager
 def temporary_beside(path: Path) -> Iterator[Path]:
-    """A temporary file name in the folder of `path`, with the user's usual mode, removed if it is still there."""
+    """A new empty file in the folder of `path`, removed if it is still there at the end."""
+    temporary = _temporary(path)
     try:
-        handle, name = tempfile.mkstemp(prefix=f"{TEMPORARY_PREFIX}{path.name}-", dir=path.parent)
+        # exclusive: it is nobody else's, and has the mode that the user's umask allows
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     except OSError as error:
         error.filename = str(path)  # the name that the user knows
         raise
-    os.close(handle)
-    temporary = Path(name)
-    give_usual_mode(temporary)
     try:
         yield temporary
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+@contextlib.contextmanager
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """A new folder beside `path`, removed with all in it if it still has that name at the end."""
+    temporary = _temporary(path)
+    temporary.mkdir()
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _temporary(path: Path) -> Path:
+    """A name for `path` until it is complete, which tells the process that makes it."""
+    maker = f"{_machine()}.{os.getpid()}.{process_started(os.getpid())}"
+    return path.with_name(f"{TEMPORARY_PREFIX}{path.name[:40]}-{maker}-{secrets.token_hex(4)}")
+
+
+def _machine() -> str:
+    return f"{zlib.crc32(socket.gethostname().encode(errors='replace')):08x}"
+
+
+def process_started(pid: int) -> str:
+    """When process `pid` of this machine began, in clock ticks; 0 where that cannot be told, empty if it is gone."""
+    if Path("/proc/self/stat").exists():
+        try:
+            state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            return ""
+        return "" if state == "Z" else fields[18]  # field 22 of all
+    if sys.platform != "win32":  # there, asking would end it
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return ""
+        except PermissionError:
+            pass
+    return "0"
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete temporary files and folders in `folder` whose makers were killed; those of live processes stay."""
+    for leftover in folder.glob(f"{TEMPORARY_PREFIX}*"):
+        with contextlib.suppress(OSError):  # what cannot be removed disturbs nobody
+            if not _abandoned(leftover):
+                continue
+            if leftover.is_dir() and not leftover.is_symlink():
+                shutil.rmtree(leftover)
+            else:
+                leftover.unlink()
+
+
+def _abandoned(leftover: Path) -> bool:
+    found = MAKER.search(leftover.name)
+    if found is None or found[1] != _machine():
+        return time.time() - leftover.lstat().st_mtime > LONG_AGO
+    return process_started(int(found[2])) != found[3]
 
 
 def give_usual_mode(path: Path) -> None:
-    """Let `path` be read by whom the user's umask allows: tempfile and safetensors make private files and folders."""
+    """Let `path` be read by whom the umask allows, where modes can be changed: safetensors makes private files."""
     mask = os.umask(0)
     os.umask(mask)
-    path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+    with contextlib.suppress(OSError):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
 
 
 @contextlib.contextmanager
 def disk_full_named(path: Path) -> Iterator[None]:
-    """Raise what a write failed of, however deep torch or safetensors buried it; "no space" as `DiskFullError`.
-
-    The error of the operating system comes out as itself, and so does a signal that stopped the write.
-    """
-    handled = sys.exception()  # what is dealt with already is no cause
+    """Let every error of the system name a file, `path` if it names none; "no space" is raised as `DiskFullError`."""
     try:
         yield
     except DiskFullError:
         raise
-    except Exception as error:
-        causes = [cause for cause in map(_own_kind, _causes(error, handled)) if cause is not None]
-        if any(isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT) for cause in causes):
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError(errno.ENOSPC, "no space left on the disk", str(path)) from error
-        if not causes or causes[0] is error:
+        error.filename = error.filename or str(path)
+        raise
+    except Exception as error:
+        told = re.search(r"\(os error (\d+)\)", str(error))  # libraries in Rust, such as safetensors, tell no more
+        if told is None:
             raise
-        raise causes[0] from None
-
-
-def _own_kind(error: BaseException) -> OSError | NanogptError | None:
-    """An error of the operating system or of ours; libraries in Rust, such as safetensors, only tell its number."""
-    if isinstance(error, OSError | NanogptError):
-        return error
-    told = re.search(r"\(os error (\d+)\)", str(error))
-    return OSError(int(told[1]), os.strerror(int(told[1]))) if told else None
-
-
-def _causes(error: BaseException | None, last: BaseException | None) -> Iterator[BaseException]:
-    while error is not None and error is not last:
-        yield error
-        error = error.__cause__ or error.__context__
+        with disk_full_named(path):
+            raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from None
 
 
 def make_folder(folder: Path) -> None:
@@ -112,15 +236,22 @@ def make_folder(folder: Path) -> None:
         sync_folder(place.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable. A no-op where folders cannot be opened (Windows)."""
+def sync_folder(folder: Path) -> bool:
+    """Make the names in `folder` durable; False where the file system does not do that for folders."""
     if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
+        return False  # folders cannot be opened there
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        error.filename = str(folder)
+        if error.errno not in UNSUPPORTED:
+            raise
+        return False
+    return True
 
 
 def user_cache() -> Path:
@@ -147,12 +278,6 @@ def user_cache() -> Path:
         words = f"{error.strerror}: no place to keep downloads. NANOGPT_CACHE=DIR in front of the command names another"
         raise OSError(error.errno, words, str(folder)) from None
     return folder
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete temporary files that a killed process of ours left in `folder`."""
-    for leftover in folder.glob(f"{TEMPORARY_PREFIX}*"):
-        leftover.unlink(missing_ok=True)
 
 
 def write_toml(path: Path, table: dict[str, Any]) -> None:

@@ -144,7 +144,7 @@ def _failed(message: str, code: int) -> int:
 
 def _leave_pipe() -> None:
     """Whoever read has gone: what is still buffered goes nowhere, quietly."""
-    from nanogpt_cli.view.plain import give_up
+    from nanogpt_cli.terminal import give_up
 
     for stream in (sys.stdout, sys.stderr):
         give_up(stream)

@@ -116,6 +116,6 @@ def _console(*, stderr: bool) -> "Console":
 
 def _give_up_stderr() -> None:
     """Nobody listens any more: that ends no work."""
-    from nanogpt_cli.view.plain import give_up
+    from nanogpt_cli.terminal import give_up
 
     give_up(sys.stderr)

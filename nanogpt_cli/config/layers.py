@@ -1,6 +1,5 @@
 """From defaults, preset, file and flags to one checked `Config`, with the origin of every value."""
 
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from nanogpt_cli.config.schema import SECTIONS, Config, settings
 from nanogpt_cli.config.setting import shown
 from nanogpt_cli.errors import UserError, did_you_mean
+from nanogpt_cli.foreign import read_toml
 
 Tables = dict[str, Any]  # section -> table in all that is well formed; what a file holds is checked by `combine`
 IGNORED_TABLE = "derived"  # config.toml notes there what was worked out; never read back
@@ -28,26 +28,6 @@ class Layered:
 
     config: Config
     origins: dict[str, str] = field(default_factory=dict)  # setting name -> origin
-
-
-def read_toml(path: Path) -> Tables:
-    """The tables of a TOML file.
-
-    Raises:
-        UserError: the file is missing, unreadable, or no TOML; says where.
-    """
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file.") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text (at byte {error.start}), which TOML is. Save it as UTF-8.") from None
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a bare ValueError: a number too long for Python
-        raise UserError(f"{path}: not a TOML file: {error or 'nested too deeply'}") from None
 
 
 def config_layer(path: Path) -> Layer:

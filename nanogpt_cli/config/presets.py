@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from nanogpt_cli.config.layers import Layer, read_toml
+from nanogpt_cli.config.layers import Layer
 from nanogpt_cli.errors import UserError, did_you_mean
+from nanogpt_cli.foreign import read_toml
 
 
 def presets_folder() -> Path:

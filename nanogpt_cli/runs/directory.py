@@ -1,21 +1,17 @@
 """The run directory: where each file lies, how it comes into being, how it is found, and what state it is in."""
 
-import contextlib
-import glob
 import os
 import re
-import shutil
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from nanogpt_cli import files
-from nanogpt_cli.config.layers import read_toml
 from nanogpt_cli.errors import NanogptError, UserError, did_you_mean, typed
+from nanogpt_cli.foreign import read_toml
 from nanogpt_cli.runs import lock as locking
 from nanogpt_cli.runs.metrics import read_metrics
 
@@ -72,16 +68,15 @@ def create_run(
     try:
         with files.disk_full_named(path):
             files.make_folder(path.parent)
-            _remove_abandoned(path)
-            with _building(path) as building:
-                with locking.lock(building):  # tells `_remove_abandoned` that its maker lives
-                    run = RunDirectory(building)
-                    run.logs.mkdir()
-                    files.write_toml(run.environment, environment)
-                    if tokenizer is not None:
-                        files.write_toml(run.tokenizer, tokenizer)
-                    files.write_toml(run.config, config)
-                    fill(run)
+            files.remove_leftovers(path.parent)
+            with files.temporary_folder(path) as building:
+                run = RunDirectory(building)
+                run.logs.mkdir()
+                files.write_toml(run.environment, environment)
+                if tokenizer is not None:
+                    files.write_toml(run.tokenizer, tokenizer)
+                files.write_toml(run.config, config)
+                fill(run)
                 if path.is_dir() and os.name == "nt":
                     path.rmdir()  # elsewhere a rename takes the place of an empty folder
                 building.rename(path)
@@ -106,28 +101,6 @@ def refuse_existing(path: Path) -> None:
     if os.path.ismount(path):
         inside = typed(path / "run")
         raise UserError(f"{path}: a disk of its own, which no run can take the place of. Use --run {inside}")
-
-
-@contextlib.contextmanager
-def _building(path: Path) -> Iterator[Path]:
-    """A folder beside `path`, removed if it still has that name at the end."""
-    building = Path(tempfile.mkdtemp(prefix=_building_prefix(path), dir=path.parent))
-    files.give_usual_mode(building)
-    try:
-        yield building
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-
-
-def _building_prefix(path: Path) -> str:
-    return f"{files.TEMPORARY_PREFIX}{path.name}-"
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Delete what processes that were killed while making a run of this name left behind."""
-    for folder in path.parent.glob(f"{glob.escape(_building_prefix(path))}*/"):
-        if locking.holder(folder) is None:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def lock(run: RunDirectory) -> AbstractContextManager[None]:

@@ -5,18 +5,18 @@ import errno
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nanogpt_cli.errors import UserError
+from nanogpt_cli.errors import UserError, typed
+from nanogpt_cli.files import NO_FOLLOW, NO_WAIT, open_own, process_started
 
-LOCK_NAME = ".lock"
-_TRIES, _PAUSE = 5, 0.1  # `holder` takes the lock for an instant; nobody should fail over that
-_HELD = (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)
+LOCK = ".lock"
+TRIES, PAUSE = 5, 0.1  # `holder` takes the lock for an instant; nobody should fail over that
+HELD = (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Holder:
 
     host: str
     pid: int
-    started: str  # as the operating system tells it, so that a reused process number is not taken for the holder
+    started: str  # as `process_started` tells it, so that a reused process number is not taken for the holder
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -33,7 +33,7 @@ class Holder:
     @property
     def alive(self) -> bool:
         """Whether it still runs; of another machine's processes nothing is known, so they count as alive."""
-        return self.host != socket.gethostname() or _started(self.pid) == self.started
+        return self.host != socket.gethostname() or process_started(self.pid) == self.started
 
 
 @contextlib.contextmanager
@@ -43,35 +43,33 @@ def lock(folder: Path) -> Iterator[None]:
     Raises:
         UserError: another live process holds it (named), or the folder cannot be written.
     """
-    path = folder / LOCK_NAME
+    path = folder / LOCK
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        file = open_own(path)
     except OSError as error:
         raise UserError(f"{folder}: the run directory cannot be written: {error.strerror}.") from None
-    try:
-        for _ in range(_TRIES):
-            if not _held(file, path, exclusive=True):
+    with file:
+        for _ in range(TRIES):
+            if not _held(file.fileno(), path, exclusive=True):
                 break
-            time.sleep(_PAUSE)
+            time.sleep(PAUSE)
         else:
             other = _read(path)
             gone = other and other.host != socket.gethostname()
-            hint = f" If that process is gone for certain, delete {path}." if gone else ""
+            hint = f" If that process is gone for certain, delete {typed(path)}." if gone else ""
             who = other or "another process"
             raise UserError(f"{folder} is in use by {who}. Wait for it, stop it, or start another run.{hint}")
-        me = Holder(socket.gethostname(), os.getpid(), _started(os.getpid()))
-        _write(file, json.dumps(asdict(me)).encode())
+        me = Holder(socket.gethostname(), os.getpid(), process_started(os.getpid()))
+        _write(file.fileno(), json.dumps(asdict(me)).encode())
         try:
             yield
         finally:
-            _write(file, b"")
-    finally:
-        os.close(file)  # releases the kernel's lock
+            _write(file.fileno(), b"")
 
 
 def holder(folder: Path) -> Holder | None:
     """The live process that writes the run in `folder`, or None. Changes nothing."""
-    path = folder / LOCK_NAME
+    path = folder / LOCK
     other = _read(path)
     if other is None:
         return None
@@ -91,7 +89,6 @@ def _held(file: int, path: Path, exclusive: bool) -> bool:
 if sys.platform == "win32":
 
     def _kernel_lock(file: int, exclusive: bool) -> bool | None:
-        """Whether somebody else holds the lock; else it is now ours."""
         import msvcrt
 
         os.lseek(file, 1 << 20, os.SEEK_SET)  # locked bytes cannot be read: take one beyond the text
@@ -110,28 +107,16 @@ else:
         try:
             fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except OSError as error:
-            return True if error.errno in _HELD else None
+            return True if error.errno in HELD else None
         return False
-
-
-def _started(pid: int) -> str:
-    """When process `pid` of this machine began; empty if there is none."""
-    if Path("/proc/self/stat").exists():
-        try:
-            state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            return "" if state == "Z" else fields[18]  # field 22 of all: clock ticks since boot
-        except OSError:
-            return ""
-    if sys.platform == "win32":
-        return "unknown"  # the kernel's lock is all there is
-    found = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return found.stdout.strip()
 
 
 def _read(path: Path) -> Holder | None:
     try:
-        return Holder(**json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):  # absent, released (empty) or damaged
+        handle = os.open(path, os.O_RDONLY | NO_FOLLOW | NO_WAIT)
+        with os.fdopen(handle, "rb") as file:
+            return Holder(**json.loads(file.read(1000)))
+    except (OSError, ValueError, TypeError, RecursionError):  # absent, released (empty), a link, or damaged
         return None
 
 

@@ -6,9 +6,9 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from nanogpt_cli.files import atomic_write, disk_full_named, sync_folder
+from nanogpt_cli.files import OwnFile, atomic_write, disk_full_named, open_own, own_folder, sync_folder
 
 
 class MetricsLog:
@@ -16,7 +16,7 @@ class MetricsLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: BinaryIO | None = None
+        self._file: OwnFile | None = None
         self._pending = b""
         self._made = False  # and its name is not durable yet
 
@@ -76,9 +76,9 @@ class MetricsLog:
 
     def _drain(self) -> None:
         if self._file is None:
-            self.path.parent.mkdir(exist_ok=True)  # somebody may have tidied up
+            own_folder(self.path.parent)  # somebody may have tidied up
             self._made |= not self.path.exists()
-            self._file = self.path.open("ab", buffering=0)
+            self._file = open_own(self.path, append=True)
         while self._pending:
             written = self._file.write(self._pending)  # unbuffered: may write less than all
             self._pending = self._pending[written:]

@@ -15,13 +15,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from nanogpt_cli.terminal import give_up
 from nanogpt_cli.view.plain import (
     EvalReport,
     PlainView,
     Start,
     StepReport,
     duration,
-    give_up,
     mfu,
     number,
     peak,

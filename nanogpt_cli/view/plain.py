@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from nanogpt_cli.files import OwnFile, open_own, own_folder
+from nanogpt_cli.terminal import give_up
 from nanogpt_cli.view.hints import OverfitWatch, first_loss_hint
 
 LONGEST_SILENCE = 30.0  # seconds
@@ -99,10 +100,10 @@ class Output:
 
     def __init__(self, stream: TextIO | None, log_file: Path | None) -> None:
         self._stream = stream
-        self._log: TextIO | None = None
+        self._log: OwnFile | None = None
         if log_file is not None:
-            log_file.parent.mkdir(exist_ok=True)
-            self._log = log_file.open("a", encoding="utf-8", errors="replace")
+            own_folder(log_file.parent)
+            self._log = open_own(log_file, append=True)
 
     def line(self, text: str) -> None:
         """Write one line, or several."""
@@ -115,20 +116,13 @@ class Output:
                 self._stream = None
         if self._log is not None:
             with contextlib.suppress(OSError):  # there may be room again for the next line
-                self._log.write(text + "\n")
-                self._log.flush()
+                self._log.write(f"{text}\n".encode(errors="replace"))
 
     def close(self) -> None:
         """Close the log file."""
         if self._log is not None:
             with contextlib.suppress(OSError):
                 self._log.close()
-
-
-def give_up(stream: TextIO) -> None:
-    """Let what is still to come to a stream that is broken go nowhere, also at the end of the process."""
-    with contextlib.suppress(OSError), Path(os.devnull).open("w") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 class PlainView(View):

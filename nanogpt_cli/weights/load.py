@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanogpt_cli.config.layers import Layer, combine, read_toml
+from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.schema import Config, ModelSettings
 from nanogpt_cli.data.tokenizers import CharTokenizer, TiktokenTokenizer, Tokenizer, tokenizer_from_toml
 from nanogpt_cli.data.tokens.data_set import DataSet
 from nanogpt_cli.data.tokens.formats import read_meta_pkl
 from nanogpt_cli.errors import UserError, did_you_mean, typed
+from nanogpt_cli.foreign import LARGE, read_toml
 from nanogpt_cli.model.build import build_model
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.runs.checkpoint import damage, is_nanogpt, own_checkpoint, read_torch_file, refuse_non_finite
@@ -195,7 +196,7 @@ def _data_tokenizer(folder: Path) -> Tokenizer | None:
     if (folder / "meta.pkl").is_file():
         alphabet = read_meta_pkl(folder / "meta.pkl")[1]
         return CharTokenizer(alphabet) if alphabet else None
-    table = read_toml(folder / "meta.toml").get("tokenizer") if (folder / "meta.toml").is_file() else None
+    table = read_toml(folder / "meta.toml", limit=LARGE).get("tokenizer") if (folder / "meta.toml").is_file() else None
     return tokenizer_from_toml(table) if table else None
 
 
@@ -214,7 +215,7 @@ def _from_folder(folder: Path, released: str | None = None) -> LoadedModel:
 def _folder_tokenizer(folder: Path, tensors: dict[str, Tensor]) -> tuple[Tokenizer | None, str]:
     """Ours where we exported it; GPT-2's where its vocabulary lies there, or nothing but a table of its size."""
     if (folder / "tokenizer.toml").is_file():
-        return tokenizer_from_toml(read_toml(folder / "tokenizer.toml")), ""
+        return tokenizer_from_toml(read_toml(folder / "tokenizer.toml", limit=LARGE)), ""
     vocabulary = _vocabulary(folder)
     if vocabulary is not None:
         lines = "\n".join(sorted(vocabulary, key=lambda token: vocabulary[token]))

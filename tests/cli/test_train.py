@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from nanogpt_cli.cli import main
-from nanogpt_cli.config.layers import Layer, combine, read_toml
+from nanogpt_cli.config.layers import Layer, combine
+from nanogpt_cli.foreign import read_toml
 
 Shell = Callable[..., tuple[int, str, str]]
 

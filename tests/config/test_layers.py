@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanogpt_cli.config.derived import schedule_of
-from nanogpt_cli.config.layers import Layer, combine, config_layer, flag_layer, read_toml, without_effect
+from nanogpt_cli.config.layers import Layer, combine, config_layer, flag_layer, without_effect
 from nanogpt_cli.config.presets import preset_layer, preset_names, preset_path, preset_summary, presets_folder
 from nanogpt_cli.errors import UserError
+from nanogpt_cli.foreign import read_toml
 
 
 @pytest.mark.parametrize("name", preset_names())

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from nanogpt_cli.files import OwnFile
+
 When = Literal["before", "half", "after"]
-TEMPORARY = re.compile(r"\.nanogpt-tmp-([^/]+)-[a-z0-9_]{8}")
+TEMPORARY = re.compile(r"\.nanogpt-tmp-([^/]+)-[0-9a-f]{8}\.\d+\.\d+-[0-9a-f]{8}")
 
 real_write, real_kill = os.write, os.kill
 
@@ -102,7 +104,8 @@ class Tap:
                 name = None if parent.startswith("..") else name
             else:
                 name = self.name(path)
-            with self.around("create", name if flags & os.O_CREAT else None):
+            made = flags & os.O_CREAT and not os.path.lexists(path)
+            with self.around("create", name if made else None):
                 handle: int = real(path, flags, *arguments, **more)
             self.names[handle] = name or ".."
             return handle
@@ -153,7 +156,8 @@ class Tap:
         self.act(event, "after")
         return done
 
-    def _open_file(self, real: Any) -> Any:
+    def _own_file(self) -> type[io.FileIO]:
+        """What the program writes through, and what other libraries' files become."""
         tap = self
 
         class Raw(io.FileIO):
@@ -166,6 +170,12 @@ class Tap:
             def truncate(self, size: int | None = None) -> int:
                 with tap.around("truncate", *tap._known(self.fileno())):
                     return super().truncate(size)
+
+        return Raw
+
+    def _open_file(self, real: Any) -> Any:
+        tap, Raw = self, self._own_file()
+        OwnFile.__bases__ = (Raw,)
 
         def call(
             file: Any,

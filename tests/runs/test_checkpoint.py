@@ -104,32 +104,18 @@ def test_free_space_is_checked_first(pair: tuple[Path, Path], monkeypatch: pytes
 
 def test_disk_full_in_the_middle_leaves_the_old_one(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     last, previous = pair
-    opened = Path.open
 
-    class Full:
-        def __init__(self, file: Any) -> None:
-            self.file, self.left = file, 5000
+    class Full(files.OwnFile):
+        left = 5000
 
-        def write(self, data: Any) -> int:
+        def write(self, data: Any, /) -> int:
             self.left -= len(data)
             if self.left < 0:
-                raise OSError(28, "No space left on device")
-            return int(self.file.write(data))
+                self.error = OSError(28, "No space left on device")
+                raise self.error
+            return super().write(data)
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.file, name)
-
-        def __enter__(self) -> "Full":
-            return self
-
-        def __exit__(self, *_: Any) -> None:
-            self.file.close()
-
-    def open_full(path: Path, mode: str = "r", **kwargs: Any) -> Any:
-        file = opened(path, mode, **kwargs)
-        return Full(file) if mode == "wb" else file
-
-    monkeypatch.setattr(Path, "open", open_full)
+    monkeypatch.setattr(files, "OwnFile", Full)
     with pytest.raises(DiskFullError):
         save_checkpoint(state(3), last, previous=previous)
     monkeypatch.undo()

@@ -1,6 +1,8 @@
 """One writer a run: a live holder is named, a dead one is no obstacle, with and without the kernel's help."""
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -18,12 +20,18 @@ from nanogpt_cli.errors import UserError
 from nanogpt_cli.runs import lock as locking
 from nanogpt_cli.runs.lock import Holder, holder, lock
 
+
+def refuse(*_: Any) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
 HOLD = """
-import sys, time
+import errno, fcntl, sys
 from pathlib import Path
 from nanogpt_cli.runs import lock as locking
+def refuse(*_): raise OSError(errno.ENOLCK, 'No locks available')
 if {without_kernel}:
-    locking._kernel_lock = lambda file, exclusive: None
+    fcntl.flock = refuse
 with locking.lock(Path({folder!r})):
     print("held", flush=True)
     sys.stdin.read()
@@ -45,9 +53,9 @@ def another_process(folder: Path, without_kernel: bool) -> Iterator["subprocess.
 
 @pytest.fixture(params=[False, True], ids=["flock", "no flock"])
 def without_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(locking, "_PAUSE", 0.01)
+    monkeypatch.setattr(locking, "PAUSE", 0.01)
     if request.param:
-        monkeypatch.setattr(locking, "_kernel_lock", lambda file, exclusive: None)
+        monkeypatch.setattr(fcntl, "flock", refuse)
     return bool(request.param)
 
 
@@ -81,18 +89,18 @@ def test_released_at_the_end_also_of_an_error(tmp_path: Path, without_kernel: bo
 
 
 def test_a_reused_process_number_is_not_the_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locking, "_kernel_lock", lambda file, exclusive: None)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     old = Holder(socket.gethostname(), os.getpid(), "long ago")
-    (tmp_path / locking.LOCK_NAME).write_text(json.dumps(asdict(old)))
+    (tmp_path / locking.LOCK).write_text(json.dumps(asdict(old)))
     assert holder(tmp_path) is None
     with lock(tmp_path):
         pass
 
 
 def test_of_another_machine_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locking, "_kernel_lock", lambda file, exclusive: None)
-    monkeypatch.setattr(locking, "_PAUSE", 0.0)
-    file = tmp_path / locking.LOCK_NAME
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(locking, "PAUSE", 0.0)
+    file = tmp_path / locking.LOCK
     file.write_text(json.dumps(asdict(Holder("node7", 1, "1"))))
     with pytest.raises(UserError, match=f"process 1 on node7.*delete {file}"), lock(tmp_path):
         pass
@@ -103,7 +111,7 @@ def test_of_another_machine_nothing_is_known(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b"\xff\xfe", b'{"host": 1, "pid": "x", "started": null}'])
 def test_a_damaged_lock_file_is_no_obstacle(tmp_path: Path, text: bytes) -> None:
-    (tmp_path / locking.LOCK_NAME).write_bytes(text)
+    (tmp_path / locking.LOCK).write_bytes(text)
     assert holder(tmp_path) is None
     with lock(tmp_path):
         pass
@@ -124,15 +132,39 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
         pass
 
 
-def test_a_full_disk_is_no_obstacle(tmp_path: Path) -> None:
-    (tmp_path / locking.LOCK_NAME).symlink_to("/dev/full")
+def test_a_full_disk_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
     with lock(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("how", ["symlink_to", "hardlink_to"])
+def test_nothing_is_written_through_a_link(tmp_path: Path, how: str) -> None:
+    (tmp_path / "precious").write_text("all I have")
+    (tmp_path / "run").mkdir()
+    getattr(tmp_path / "run" / locking.LOCK, how)(tmp_path / "precious")
+    if how == "symlink_to":
+        with pytest.raises(UserError, match=r"\.lock is a link to .*precious.*Remove it"), lock(tmp_path / "run"):
+            pass
+    else:
+        with lock(tmp_path / "run"):
+            assert holder(tmp_path / "run") is not None
+    assert (tmp_path / "precious").read_text() == "all I have"
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / locking.LOCK)
+    assert holder(tmp_path) is None
+    with pytest.raises(UserError, match="no regular file"), lock(tmp_path):
         pass
 
 
 def test_a_killed_holder_that_nobody_has_buried_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with another_process(tmp_path, without_kernel=True) as other:
-        monkeypatch.setattr(locking, "_kernel_lock", lambda file, exclusive: None)
+        monkeypatch.setattr(fcntl, "flock", refuse)
         other.kill()
         os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # dead, and still in the process table
         assert holder(tmp_path) is None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nanogpt_cli.files import DiskFullError
+from nanogpt_cli.files import DiskFullError, OwnFile
 from nanogpt_cli.runs.metrics import MetricsLog, read_metrics
 
 
@@ -106,14 +106,17 @@ def test_junk_between_lines_is_skipped_and_swept(tmp_path: Path, junk: list[byte
 
 class TestFullDisk:
     def test_lines_wait_for_room_and_sync_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def no_room(*_: Any) -> int:
+            raise OSError(28, "No space left on device")
+
         full = tmp_path / "m"
-        full.symlink_to("/dev/full")
         log = MetricsLog(full)
+        monkeypatch.setattr(OwnFile, "write", no_room)
         for step in (1, 2):
             log.append({"step": step})
         with pytest.raises(DiskFullError):
             log.sync()
-        full.unlink()  # room again
+        monkeypatch.undo()  # room again
         log.append({"step": 3})
         log.sync()
         assert steps(full) == [1, 2, 3]

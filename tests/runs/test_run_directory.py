@@ -36,7 +36,7 @@ def make(path: Path, **more: Any) -> RunDirectory:
 
 
 def contents(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != locking.LOCK_NAME)
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != locking.LOCK)
 
 
 def save(run: RunDirectory) -> None:
@@ -140,9 +140,7 @@ create_run(Path({str(tmp_path / "x")!r}), config={{}}, tokenizer=None, environme
         (left,) = tmp_path.iterdir()
         assert left.name.startswith(files.TEMPORARY_PREFIX)
         assert list_runs(tmp_path) == []
-        live = tmp_path / f"{files.TEMPORARY_PREFIX}x-live"
-        live.mkdir()
-        with locking.lock(live):
+        with files.temporary_folder(tmp_path / "x-b") as live:
             make(tmp_path / "x")
             assert not left.exists()
             assert live.exists()

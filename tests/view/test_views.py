@@ -8,11 +8,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nanogpt_cli.files import OwnFile
 from nanogpt_cli.view.hints import OverfitWatch, first_loss_hint
 from nanogpt_cli.view.live import History, LiveView, usable_terminal
 from nanogpt_cli.view.plain import (
@@ -30,6 +32,10 @@ from nanogpt_cli.view.plain import (
 START = Start("shakespeare-char", 0, 2000, 768, 65, "cpu", 0.162, "measured", None)
 FIRST = StepReport(1, 4.2, None, 1e-3, 0.7, 47.1, 16300.0, None, 768, 0.001, 0.05, 0, 0.003, 0.83)
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def no_room(*_: Any) -> int:
+    raise OSError(28, "No space left on device")
 
 
 class Clock:
@@ -183,8 +189,8 @@ class TestPlain:
         view.close()
         assert (tmp_path / "train.log").read_text().endswith("still here\n")
 
-    def test_a_full_disk_ends_nothing(self, clock: Clock, tmp_path: Path) -> None:
-        (tmp_path / "train.log").symlink_to("/dev/full")
+    def test_a_full_disk_ends_nothing(self, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(OwnFile, "write", no_room)
         view, stream = plain(clock, tmp_path / "train.log")
         view.say("still here")
         view.close()
