@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.utils._triton
@@ -197,12 +198,14 @@ def memory_gib(device: torch.device) -> float | None:
         return torch.cuda.max_memory_allocated(device) / 2**30
     if device.type == "mps":
         return torch.mps.driver_allocated_memory() / 2**30
+    if sys.platform == "linux":  # not ru_maxrss: a new program inherits that of the one that started it
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmHWM:")[2].split(maxsplit=1)[0]) / 2**20
     if sys.platform == "win32":
         return None
     import resource
 
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in KiB elsewhere
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**30  # macOS counts bytes
 
 
 def key_dropout(device: torch.device, seed: int, step: int, rank: int) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -151,3 +152,12 @@ def test_freed_memory_is_not_cleared_by_the_kernel_again() -> None:
         for how in ("kept", "default")
     )
     assert kept < 1000 < given_back
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads memory as Linux counts it")
+def test_memory_is_this_process_own_and_not_that_of_who_started_it() -> None:
+    ballast = np.ones(1 << 27)  # 1 GiB, which the system counts for the child too until it runs its own program
+    code = "import torch; from nanogpt_cli.machine.device import memory_gib; print(memory_gib(torch.device('cpu')))"
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert 0.05 < float(told) < 0.9
+    assert ballast[-1] == 1

@@ -78,6 +78,7 @@ MEASURE = """
 import resource, sys, torch
 from pathlib import Path
 from nanogpt_cli.config.schema import ModelSettings
+from nanogpt_cli.machine.device import memory_gib
 from nanogpt_cli.model.gpt import GPT
 torch.set_num_threads(2)
 dtype, rows, settings = eval(sys.argv[1])
@@ -92,7 +93,7 @@ for _ in range(2):
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+print(round(memory_gib(torch.device("cpu")) * 2**30) - before)
 """
 
 
