@@ -198,9 +198,9 @@ def memory_gib(device: torch.device) -> float | None:
         return torch.cuda.max_memory_allocated(device) / 2**30
     if device.type == "mps":
         return torch.mps.driver_allocated_memory() / 2**30
-    if sys.platform == "linux":  # not ru_maxrss: a new program inherits that of the one that started it
-        status = Path("/proc/self/status").read_text()
-        return int(status.partition("VmHWM:")[2].split(maxsplit=1)[0]) / 2**20
+    status = Path("/proc/self/status")
+    if status.exists():  # Linux; not ru_maxrss there: a new program inherits that of the one that started it
+        return int(status.read_text().partition("VmHWM:")[2].split(maxsplit=1)[0]) / 2**20
     if sys.platform == "win32":
         return None
     import resource
