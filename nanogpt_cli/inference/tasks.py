@@ -228,7 +228,7 @@ def _score_batch(
     tokens = torch.from_numpy(idx).to(compute.device)
     targets = tokens[:, 1:][counted.to(compute.device)]  # (N,): those of the endings alone
     with compute.autocast():
-        x = model.stream(tokens[:, :-1])  # (B, T, C)
+        x = model.hidden_states(tokens[:, :-1])  # (B, T, C)
         logits = model.logits(x[counted.to(compute.device)]).float()  # (N, V)
     losses = F.cross_entropy(logits, targets, reduction="none").cpu().numpy().astype(np.float64)
     hit = (logits.argmax(-1) == targets).cpu().numpy()

@@ -41,8 +41,8 @@ class FrozenLinear(nn.Module):
 def frozen_copy(model: GPT, dtype: torch.dtype) -> GPT:
     """A copy in evaluation mode whose block matrices are FrozenLinear in `dtype`; all else is shared with `model`.
 
-    The stream, the norms and the output head stay in the model's own format: bfloat16 would round GPT-2's logits of
-    around -100 to halves.
+    The residual stream, the norms and the output head stay in the model's own format: bfloat16 would round GPT-2's
+    logits of around -100 to halves.
     """
     with torch.device("meta"):
         copy = GPT(model.config)
@@ -67,7 +67,7 @@ class LayerCache:
         self.place: Tensor | None = None  # where a captured step writes, (1,) int64; then `length` is not used
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Take k, v (rows, nh, T, hs); returns those of all positions, and which may be seen if not all."""
+        """Take k, v (rows, nh, T, hs); returns those of all positions, and attn_mask (1, capacity) if not all count."""
         if self.place is not None:
             self.k.index_copy_(2, self.place, k)
             self.v.index_copy_(2, self.place, v)
@@ -102,7 +102,7 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, tokens: Tensor) -> Tensor:
         """Token ids (rows, T) -> logits (rows, V) of the position after, everything computed anew."""
-        return self.model.logits(self.model.stream(tokens)[:, -1])
+        return self.model.logits(self.model.hidden_states(tokens)[:, -1])
 
     @torch.inference_mode()
     def prefill(self, tokens: Tensor, rows: int, capacity: int) -> Tensor:
@@ -116,7 +116,7 @@ class Decoder:
             self._replay = None
         for layer in self.layers:
             layer.length, layer.place = 0, None
-        x = self.model.stream(tokens, self.layers)
+        x = self.model.hidden_states(tokens, self.layers)
         if len(tokens) < rows:
             for layer in self.layers:
                 layer.spread()
@@ -127,7 +127,7 @@ class Decoder:
         """The newest ids (rows, 1) -> logits (rows, V)."""
         if self.device.type != "cuda":
             positions = torch.tensor([self.layers[0].length], device=self.device)
-            return self.model.logits(self.model.stream(tokens, self.layers, positions)[:, -1])
+            return self.model.logits(self.model.hidden_states(tokens, self.layers, positions)[:, -1])
         if self._replay is None:
             self._replay = self.capture(tokens)
         return self._replay(tokens)
@@ -142,7 +142,7 @@ class Decoder:
         def work() -> Tensor:  # a repetition writes the same place again
             for layer in self.layers:
                 layer.place = place
-            return self.model.logits(self.model.stream(ids, self.layers, place)[:, -1])
+            return self.model.logits(self.model.hidden_states(ids, self.layers, place)[:, -1])
 
         run = _recorded(work) if graph else work
 

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.model.kernels.attention import attend
@@ -19,28 +20,28 @@ from nanogpt_cli.model.kernels.dropout import dropout
 from nanogpt_cli.model.kernels.loss import next_token_loss, softcap
 from nanogpt_cli.model.kernels.norm import RMSNorm, rms_norm
 
-Rotation = tuple[Tensor, Tensor]  # cosines and sines, each (T, hs)
+Rope = tuple[Tensor, Tensor]  # cosines and sines of rotary positions, each (T, hs)
 
 
 class KVCache(Protocol):
     """Keys and values of one layer, kept between calls of a generation."""
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Take k, v (B, nh, T, hs) of the new positions; returns those of all, and which may be seen if not all."""
+        """Take k, v (B, nh, T, hs) of the new positions; returns all, and attn_mask (1, S) if some do not count."""
 
 
 class Linear(nn.Linear):
     """nn.Linear without its own initialisation: GPT.init_weights draws every weight once."""
 
     def reset_parameters(self) -> None:
-        """Nothing: the weights are drawn by the model."""
+        """Nothing is drawn here."""
 
 
 class Embedding(nn.Embedding):
     """nn.Embedding without its own initialisation."""
 
     def reset_parameters(self) -> None:
-        """Nothing: the weights are drawn by the model."""
+        """Nothing is drawn here."""
 
 
 def norm(config: ModelSettings) -> nn.Module:
@@ -50,21 +51,22 @@ def norm(config: ModelSettings) -> nn.Module:
     return nn.LayerNorm(config.n_embd, eps=1e-5, bias=config.bias)
 
 
-def rotation(positions: Tensor, head_width: int) -> Rotation:
+def rope_table(positions: Tensor, head_width: int) -> Rope:
     """Rotary angles (Su et al., 2021) of `positions` (T,), with frequencies 1 .. 1/1024.
 
     Only the first half of the hs/2 pairs turns; the other half carries no position, as in modded-nanogpt's records.
     """
     turning = max(1, head_width // 4)
-    frequencies = torch.logspace(0, -10, turning, base=2.0, device=positions.device)
+    # on the positions' device, as a captured step may not copy from the host; MPS has no logspace
+    frequencies = torch.linspace(0, -10, turning, device=positions.device).exp2()
     frequencies = F.pad(frequencies, (0, head_width // 2 - turning))
     angles = torch.outer(positions.float(), frequencies)  # (T, hs/2)
     return torch.cat((angles.cos(), angles.cos()), dim=1), torch.cat((angles.sin(), -angles.sin()), dim=1)
 
 
-def rotate(x: Tensor, by: Rotation) -> Tensor:
+def apply_rope(x: Tensor, rope: Rope) -> Tensor:
     """Turn each pair (x[i], x[i + hs/2]) of x (B, nh, T, hs) by its position's angle."""
-    cos, sin = by[0].to(x.dtype), by[1].to(x.dtype)
+    cos, sin = rope[0].to(x.dtype), rope[1].to(x.dtype)
     return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
 
 
@@ -77,7 +79,7 @@ class Attention(nn.Module):
         self.c_attn = Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)  # q, k and v of all heads at once
         self.c_proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
 
-    def forward(self, x: Tensor, by: Rotation | None, cache: KVCache | None) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope | None, cache: KVCache | None) -> Tensor:
         """x (B, T, C) -> (B, T, C), before dropout."""
         B, T, C = x.shape
         hs = C // self.config.n_head
@@ -86,19 +88,19 @@ class Attention(nn.Module):
         scale = 1 / math.sqrt(hs)
         if self.config.qk_norm:  # unit rms; the scale then sets the sharpness: modded-nanogpt's 0.12 at hs = 128
             q, k, scale = rms_norm(q), rms_norm(k), 1.36 * scale
-        if by is not None:
-            q, k = rotate(q, by), rotate(k, by)
-        seen = None
+        if rope is not None:
+            q, k = apply_rope(q, rope), apply_rope(k, rope)
+        attn_mask = None
         if cache is not None:
-            k, v, seen = cache.append(k, v)
+            k, v, attn_mask = cache.append(k, v)
             q = q.to(k.dtype)  # the cache's format may be finer
-        y = attend(q, k, v, scale, self.config.dropout if self.training else 0.0, seen)  # (B, nh, T, hs)
+        y = attend(q, k, v, scale, self.config.dropout if self.training else 0.0, attn_mask)  # (B, nh, T, hs)
         out: Tensor = self.c_proj(y.transpose(1, 2).reshape(B, T, C))  # heads side by side
         return out
 
 
 class MLP(nn.Module):
-    """Two matrices with an activation between, four times as wide as the stream."""
+    """Two matrices with an activation between, four times as wide as the residual stream."""
 
     def __init__(self, config: ModelSettings) -> None:
         super().__init__()
@@ -118,20 +120,33 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP, each added to the stream."""
+    """One layer: attention and MLP, each added to the residual stream.
 
-    def __init__(self, config: ModelSettings) -> None:
+    With `activation_checkpointing`, a training pass keeps only the input x and computes the rest again on the way back
+    (Chen et al., 2016).
+    """
+
+    def __init__(self, config: ModelSettings, *, activation_checkpointing: bool = False) -> None:
         super().__init__()
         self.config = config
+        self.activation_checkpointing = activation_checkpointing
         self.ln_1 = norm(config)
         self.attn = Attention(config)
         self.ln_2 = norm(config)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, by: Rotation | None = None, cache: KVCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope | None = None, cache: KVCache | None = None) -> Tensor:
         """x (B, T, C) -> (B, T, C)."""
+        # inside forward, where FSDP's hooks are around it and torch.compile traces it
+        if self.activation_checkpointing and self.training:
+            out: Tensor = checkpoint(self.layer, x, rope, cache, use_reentrant=False)
+            return out
+        return self.layer(x, rope, cache)
+
+    def layer(self, x: Tensor, rope: Rope | None, cache: KVCache | None) -> Tensor:
+        """`forward` as it is computed; a recomputation draws the same dropout masks."""
         p = self.config.dropout if self.training else 0.0
-        x = x + dropout(self.attn(self.ln_1(x), by, cache), p)
+        x = x + dropout(self.attn(self.ln_1(x), rope, cache), p)
         return x + dropout(self.mlp(self.ln_2(x)), p)
 
 
@@ -139,10 +154,16 @@ class GPT(nn.Module):
     """The whole model: `GPT(config)(idx)` are logits, `GPT(config)(idx, targets)` is the loss.
 
     Weights are drawn on the CPU from `generator` (torch's default one if None), in a fixed order, whatever the device.
-    On the meta device nothing is drawn: only shapes exist.
+    On the meta device nothing is drawn: only shapes exist. `activation_checkpointing` is each Block's.
     """
 
-    def __init__(self, config: ModelSettings, *, generator: torch.Generator | None = None) -> None:
+    def __init__(
+        self,
+        config: ModelSettings,
+        *,
+        generator: torch.Generator | None = None,
+        activation_checkpointing: bool = False,
+    ) -> None:
         super().__init__()
         if config.vocab_size is None:
             raise ValueError("vocab_size must be set before a model is built")
@@ -150,7 +171,9 @@ class GPT(nn.Module):
         self.wte = Embedding(config.vocab_size, config.n_embd)
         self.wpe = Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
         self.ln_e = norm(config) if config.embed_norm else None
-        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.h = nn.ModuleList(
+            Block(config, activation_checkpointing=activation_checkpointing) for _ in range(config.n_layer)
+        )
         self.ln_f = norm(config)
         self.lm_head = None if config.tie_weights else Linear(config.n_embd, config.vocab_size, bias=False)
         self.init_weights(generator)
@@ -171,29 +194,31 @@ class GPT(nn.Module):
                 std = 0.02 / math.sqrt(2 * self.config.n_layer) if into_stream else 0.02
                 p.copy_(torch.empty(p.shape, device="cpu").normal_(0.0, std, generator=generator))
 
-    def stream(self, idx: Tensor, cache: Sequence[KVCache] | None = None, positions: Tensor | None = None) -> Tensor:
-        """Token ids (B, T) int64 at `positions` (T,), from 0 on if None -> the normed residual stream (B, T, C)."""
+    def hidden_states(
+        self, idx: Tensor, cache: Sequence[KVCache] | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """Token ids (B, T) int64 at `positions` (T,), from 0 on if None -> the last norm's output (B, T, C)."""
         T = idx.shape[1]
         if self.config.block_size < T:
             raise ValueError(f"{T} positions do not fit block_size {self.config.block_size}")
         if positions is None:
             positions = torch.arange(T, device=idx.device)
         x = self.wte(idx)  # (B, T, C)
-        by = None
+        rope = None
         if self.wpe is not None:
             x = x + self.wpe(positions)
         else:
-            by = rotation(positions, self.config.n_embd // self.config.n_head)
+            rope = rope_table(positions, self.config.n_embd // self.config.n_head)
         if self.ln_e is not None:
             x = self.ln_e(x)
         x = dropout(x, self.config.dropout if self.training else 0.0)
         for i, block in enumerate(self.h):
-            x = block(x, by, cache[i] if cache is not None else None)
+            x = block(x, rope, cache[i] if cache is not None else None)
         out: Tensor = self.ln_f(x)
         return out
 
     def logits(self, x: Tensor) -> Tensor:
-        """The stream (..., C) -> logits (..., V)."""
+        """Hidden states (..., C) -> logits (..., V)."""
         y = F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
         return softcap(y, self.config.logit_softcap)
 
@@ -205,7 +230,7 @@ class GPT(nn.Module):
         The loss is the mean over all targets, or (B, T) for "none"; a target of -1 is left out (0 for "none").
         Rows of V that no token uses take part. Raises ValueError if T exceeds block_size.
         """
-        x = self.stream(idx)
+        x = self.hidden_states(idx)
         if targets is None:
             return self.logits(x)
         head = self.wte.weight if self.lm_head is None else self.lm_head.weight

@@ -75,11 +75,12 @@ def memory_estimate(
 ) -> dict[str, int]:
     """Bytes one device needs to train with micro-batches of `batch_size` rows, by part; an estimate for eager mode.
 
-    With w bytes a number of `dtype`, for the way back a layer keeps of every token 8C bytes of float32 stream (before
-    each norm) and 14C w (both norms' results, q, k, v, attention's result, MLP before and after its activation); a
-    CPU also attention weights, half of nh T, and dropout masks 2 bytes an element. Logits: as many as the loss holds
-    at once, in `dtype`, in float32, as probabilities, and their gradient. Working space: what the way back through one
-    layer's MLP holds. With activation checkpointing a layer keeps its input alone, and one of them is worked out again.
+    With w bytes a number of `dtype`, for the way back a layer keeps of every token 8C bytes of float32 (the residual
+    stream before each norm) and 14C w (both norms' results, q, k, v, attention's result, MLP before and after its
+    activation); a CPU also attention weights, half of nh T, and dropout masks 2 bytes an element. Logits: as many as
+    the loss holds at once, in `dtype`, in float32, as probabilities, and their gradient. Working space: what the way
+    back through one layer's MLP holds. With activation checkpointing a layer keeps its input alone, and one of them is
+    worked out again.
     """
     w = FLOAT32 if dtype == "float32" else 2
     weights = FLOAT32 * sum(parameter_table(settings).values())
@@ -87,8 +88,8 @@ def memory_estimate(
     layer = 8 * C + 14 * C * w
     if device == "cpu":
         blocks = query_blocks(settings.block_size)
-        seen = settings.n_head * sum((end - start) * end for start, end in blocks) // settings.block_size
-        layer += seen * w + (2 * (seen + 2 * C) if settings.dropout else 0)
+        scores = settings.n_head * sum((end - start) * end for start, end in blocks) // settings.block_size
+        layer += scores * w + (2 * (scores + 2 * C) if settings.dropout else 0)
     kept = settings.n_layer * layer
     if activation_checkpointing:
         kept = settings.n_layer * FLOAT32 * C + layer

@@ -1,7 +1,6 @@
 """Carrying a plan out: make or take over the run directory, build what the loop needs, train, clean up."""
 
 import contextlib
-import functools
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from nanogpt_cli.data.tokens.batches import Batches
 from nanogpt_cli.data.tokens.data_set import Tokens
@@ -271,27 +269,20 @@ def _compile(plan: Plan, model: torch.nn.Module, view: View) -> None:
 
 def _build_model(plan: Plan, processes: Processes) -> GPT:
     """The model on the device; with its first weights if there are no others."""
-    drawn = None
+    drawn, recompute = None, plan.config.system.activation_checkpointing
     if plan.checkpoint is None and plan.initial_weights is None:
         generator = torch.Generator().manual_seed(seed32(plan.config.train.seed, Purpose.INIT))
-        drawn = GPT(plan.architecture, generator=generator)
+        drawn = GPT(plan.architecture, generator=generator, activation_checkpointing=recompute)
         if not plan.sharded:
-            return _with_recomputation(drawn.to(plan.compute.device), plan)
+            return drawn.to(plan.compute.device)
     with torch.device("meta"):  # nothing is drawn for weights that are about to be replaced
-        model = _with_recomputation(GPT(plan.architecture), plan)
+        model = GPT(plan.architecture, activation_checkpointing=recompute)
     if plan.sharded:
         shard(model, processes, plan.compute)
     else:
         model.to_empty(device=plan.compute.device)
     if drawn is not None:
         load_full_state_dict(model, drawn.state_dict())
-    return model
-
-
-def _with_recomputation(model: GPT, plan: Plan) -> GPT:
-    if plan.config.system.activation_checkpointing:
-        for block in model.h:
-            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
     return model
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanogpt_cli.config.schema import ModelSettings
-from nanogpt_cli.model.gpt import GPT, rotate, rotation
+from nanogpt_cli.model.gpt import GPT, apply_rope, rope_table
 from tests.models import MODERN, random_model, random_weights
 
 TINY = ModelSettings(n_layer=2, n_head=2, n_embd=16, block_size=12, vocab_size=20)
@@ -243,7 +243,7 @@ def test_what_cannot_be_is_refused() -> None:
 def test_turning_leaves_only_distances() -> None:
     q, k = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
     products = [
-        (rotate(q, rotation(torch.tensor([t + 3]), 16)) * rotate(k, rotation(torch.tensor([t]), 16))).sum()
+        (apply_rope(q, rope_table(torch.tensor([t + 3]), 16)) * apply_rope(k, rope_table(torch.tensor([t]), 16))).sum()
         for t in (0, 5, 400)
     ]
     assert torch.allclose(torch.stack(products), products[0].expand(3), atol=1e-4)
@@ -284,15 +284,10 @@ def test_compiled_and_plain_agree(switch: dict[str, Any], whole: bool) -> None:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_recomputing_blocks_changes_nothing(dropout: float) -> None:
-    from torch.utils.checkpoint import checkpoint
-
     gradients = []
     for recompute in (False, True):
-        model = gpt(dropout=dropout).train()
-        if recompute:
-            for block in model.h:
-                forward = block.forward
-                block.forward = lambda *a, f=forward: checkpoint(f, *a, use_reentrant=False)  # type: ignore[misc]
+        torch.manual_seed(0)
+        model = GPT(replace(TINY, dropout=dropout), activation_checkpointing=recompute).train()
         torch.manual_seed(3)
         model(tokens(), tokens(seed=1)).backward()
         gradients.append([p.grad for p in model.parameters()])
@@ -300,3 +295,26 @@ def test_recomputing_blocks_changes_nothing(dropout: float) -> None:
         assert kept is not None
         assert recomputed is not None
         assert torch.equal(kept, recomputed)
+
+
+def test_recomputed_blocks_keep_their_input_only() -> None:
+    kept: list[int] = []
+    for recompute in (False, True):
+        count = 0
+
+        def pack(x: torch.Tensor) -> torch.Tensor:
+            nonlocal count
+            count += x.numel()
+            return x
+
+        model = GPT(TINY, activation_checkpointing=recompute)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            model(tokens(), tokens(seed=1))
+        kept.append(count)
+    assert kept[1] < kept[0] / 4
+
+
+def test_a_recomputed_block_compiles_into_one_graph() -> None:
+    model = GPT(TINY, activation_checkpointing=True)
+    report = torch._dynamo.explain(model.h[0])(torch.randn(2, 8, TINY.n_embd, requires_grad=True))
+    assert (report.graph_count, report.graph_break_count) == (1, 0)

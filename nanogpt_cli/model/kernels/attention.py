@@ -20,14 +20,14 @@ def query_blocks(T: int) -> list[tuple[int, int]]:
     return [(start, min(T, start + size)) for start in range(0, T, size)]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, p: float = 0.0, seen: Tensor | None = None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, p: float = 0.0, attn_mask: Tensor | None = None) -> Tensor:
     """softmax(scale q k^T) v, every position seeing itself and those before; weights dropped with probability p.
 
-    q, k, v: (B, nh, T, hs), or q with the newest position only and k, v with all before; of those, `seen` (1, T) bool
-    says which exist. Returns the shape of q.
+    q, k, v: (B, nh, T, hs), or q with the newest position only and k, v with all before; `attn_mask` (1, T)
+    bool says which of those exist. Returns the shape of q.
     """
     if q.shape[2] < k.shape[2]:
-        return F.scaled_dot_product_attention(q, k, v, scale=scale, attn_mask=seen)
+        return F.scaled_dot_product_attention(q, k, v, scale=scale, attn_mask=attn_mask)
     if q.device.type == "cpu" and q.requires_grad and not torch.compiler.is_compiling():
         y: Tensor = _CpuAttention.apply(q, k, v, scale, p)  # type: ignore[no-untyped-call]
         return y
