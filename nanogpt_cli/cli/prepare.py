@@ -69,9 +69,9 @@ def prepare(
     again goes on where it was interrupted. JSON: name, folder, tokens by split, statistics, warnings, next and more.
     """
     from nanogpt_cli.data import catalogue
-    from nanogpt_cli.data.text.documents import Reading
+    from nanogpt_cli.data.text.documents import ReadOptions
     from nanogpt_cli.data.text.prepare import default_name, prepare_named, prepare_paths
-    from nanogpt_cli.data.text.splits import own_split
+    from nanogpt_cli.data.text.splits import split_rule
 
     if not what:
         raise UserError(f"Say what to prepare: paths, or one of {', '.join(catalogue.names())}.")
@@ -94,8 +94,8 @@ def prepare(
             done = prepare_named(entry, progress=progress, **fetching, **making)
         else:
             _refuse(fetching, NAMED)
-            rule = own_split(split or "position", val_fraction, split_seed)
-            done = prepare_paths(what, reading=Reading(**reading), split=rule, progress=progress, **making)
+            rule = split_rule(split or "position", val_fraction, split_seed)
+            done = prepare_paths(what, read_options=ReadOptions(**reading), split=rule, progress=progress, **making)
     _report(done, entry, data_dir, json)
 
 

@@ -22,7 +22,7 @@ from nanogpt_cli.progress import QUIET, Progress
 if TYPE_CHECKING:
     import tiktoken
 
-Ids: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
+TokenIds: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 END_OF_TEXT = b"<|endoftext|>"
 REPLACEMENT = "\ufffd".encode()
 
@@ -40,7 +40,7 @@ class Tokenizer(ABC):
         return np.dtype(np.uint16 if self.size <= 1 << 16 else np.uint32)
 
     @abstractmethod
-    def encode(self, text: str) -> Ids:
+    def encode(self, text: str) -> TokenIds:
         """Ids of a text, of type `dtype`. Special tokens written out in it are plain text. No eot is added."""
 
     @abstractmethod
@@ -87,7 +87,7 @@ class CharTokenizer(Tokenizer):
         self._ids = np.full(int(points[-1]) + 2, -1, np.int32)  # the last place stands for all larger code points
         self._ids[points] = np.arange(self.size)
 
-    def encode(self, text: str) -> Ids:
+    def encode(self, text: str) -> TokenIds:
         """Ids of a text.
 
         Raises:
@@ -116,7 +116,7 @@ class BytesTokenizer(Tokenizer):
     size = 257
     eot = 256
 
-    def encode(self, text: str) -> Ids:
+    def encode(self, text: str) -> TokenIds:
         return np.frombuffer(without_surrogates(text).encode(), np.uint8).astype(self.dtype)
 
     def _table(self) -> list[bytes]:
@@ -139,8 +139,10 @@ class TiktokenTokenizer(Tokenizer):
         """Raises NanogptError if its files are neither cached nor to be had."""
         return _load_encoding(self.kind, self._progress)
 
-    def encode(self, text: str) -> Ids:
-        ids: Ids = self.encoding.encode_to_numpy(without_surrogates(text), disallowed_special=()).astype(self.dtype)
+    def encode(self, text: str) -> TokenIds:
+        ids: TokenIds = self.encoding.encode_to_numpy(without_surrogates(text), disallowed_special=()).astype(
+            self.dtype
+        )
         return ids
 
     def _table(self) -> list[bytes]:

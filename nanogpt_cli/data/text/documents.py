@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """How files become documents."""
 
     format: str | None = None  # txt, jsonl or parquet; None: by the name's ending, else txt
@@ -70,11 +70,11 @@ class Documents:
     Iterating raises UserError for a file that is not what it should be: bad bytes, bad JSON, no text field, damage.
     """
 
-    def __init__(self, path: Path, reading: Reading, label: str | None = None) -> None:
+    def __init__(self, path: Path, read_options: ReadOptions, label: str | None = None) -> None:
         self.path = path
-        self.reading = reading
+        self.read_options = read_options
         self.label = label or str(path)
-        self.kind = reading.format or file_kind(path) or "txt"
+        self.kind = read_options.format or file_kind(path) or "txt"
         self.share = 0.0
 
     def __iter__(self) -> Iterator[Piece]:
@@ -86,7 +86,7 @@ class Documents:
                 for text in self._json_lines(self._blocks(raw)):
                     yield from pieces([text])
             else:
-                yield from pieces(self._blocks(raw), self.reading.separator)
+                yield from pieces(self._blocks(raw), self.read_options.separator)
         self.share = 1.0
 
     def _stream(self, raw: BinaryIO) -> BinaryIO:
@@ -99,9 +99,9 @@ class Documents:
 
     def _blocks(self, raw: BinaryIO) -> Iterator[str]:
         """Decoded text; a byte order mark is dropped, CRLF and CR become LF, as when Python opens a text file."""
-        utf8 = codecs.lookup(self.reading.encoding).name == "utf-8"
-        errors = "replace" if self.reading.replace_bad_bytes else "strict"
-        decoder = codecs.getincrementaldecoder("utf-8-sig" if utf8 else self.reading.encoding)(errors)
+        utf8 = codecs.lookup(self.read_options.encoding).name == "utf-8"
+        errors = "replace" if self.read_options.replace_bad_bytes else "strict"
+        decoder = codecs.getincrementaldecoder("utf-8-sig" if utf8 else self.read_options.encoding)(errors)
         line_ends = io.IncrementalNewlineDecoder(None, translate=True)
         stream, size, done = self._stream(raw), max(1, self.path.stat().st_size), 0
         block = b"start"
@@ -125,7 +125,7 @@ class Documents:
                 raise UserError(
                     f"{self.label}, line {number:,}: no JSON ({error}). A line is one JSON object."
                 ) from error
-            text = row.get(self.reading.text_field) if isinstance(row, dict) else None
+            text = row.get(self.read_options.text_field) if isinstance(row, dict) else None
             if not isinstance(text, str):
                 found = f"its fields are {', '.join(row)}" if isinstance(row, dict) else f"it is a {type(row).__name__}"
                 raise UserError(self._no_text(f", line {number:,}", found))
@@ -135,7 +135,7 @@ class Documents:
         pyarrow = pyarrow_for(self.label)
         from pyarrow import parquet
 
-        field = self.reading.text_field
+        field = self.read_options.text_field
         with contextlib.ExitStack() as stack:
             if self.path.suffix in COMPRESSED:  # parquet is read from its end
                 plain = stack.enter_context(tempfile.TemporaryFile())
@@ -171,13 +171,13 @@ class Documents:
     def _bad_bytes(self, error: UnicodeDecodeError, offset: int) -> UserError:
         shown = " ".join(f"0x{byte:02x}" for byte in error.object[error.start : error.end][:4])
         return UserError(
-            f"{self.label}: {shown} at byte {offset:,} is no {self.reading.encoding} ({error.reason}). "
+            f"{self.label}: {shown} at byte {offset:,} is no {self.read_options.encoding} ({error.reason}). "
             "Name the file's encoding, such as --encoding latin-1, cp1252, gb18030 or utf-16, "
             "or put U+FFFD in place of bad bytes with --replace-bad-bytes."
         )
 
     def _no_text(self, place: str, found: str) -> str:
-        return f"{self.label}{place}: no text in {self.reading.text_field!r}; {found}. Name it with --text-field."
+        return f"{self.label}{place}: no text in {self.read_options.text_field!r}; {found}. Name it with --text-field."
 
 
 def pyarrow_for(label: str) -> Any:

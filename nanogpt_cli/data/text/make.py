@@ -21,11 +21,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nanogpt_cli.data.text.documents import Reading
-from nanogpt_cli.data.text.encode import Cursor, encoded, usual_workers
+from nanogpt_cli.data.text.documents import ReadOptions
+from nanogpt_cli.data.text.encode import Corpus, Cursor, encode_chunks, usual_workers
 from nanogpt_cli.data.text.inputs import Inputs
 from nanogpt_cli.data.text.splits import SplitRule
-from nanogpt_cli.data.text.units import Text
 from nanogpt_cli.data.text.writer import SPLITS, STATE, Writer
 from nanogpt_cli.data.tokenizers import CharTokenizer, Tokenizer, get_tokenizer
 from nanogpt_cli.data.tokens.files import FORMAT, META, WORK
@@ -43,7 +42,7 @@ EOT_RULES = {
 
 
 @dataclass(frozen=True)
-class Job:
+class DataSetSpec:
     """What is to be made, where, and out of which text."""
 
     name: str
@@ -52,13 +51,13 @@ class Job:
     source: dict[str, Any]  # for meta.toml
     tokenizer: str  # "auto", "char", "bytes" or an encoding of tiktoken
     split: SplitRule
-    reading: Reading = field(default_factory=Reading)
+    read_options: ReadOptions = field(default_factory=ReadOptions)
     end_of_text: bool = True  # after every document
     expect: dict[str, int] = field(default_factory=dict)  # tokens by split
 
     def request(self) -> str:
-        """Names the job: two jobs that make different files differ in it."""
-        how = [FORMAT, self.tokenizer, self.end_of_text, asdict(self.split), asdict(self.reading)]
+        """Names the work: two specs that make different files differ in it."""
+        how = [FORMAT, self.tokenizer, self.end_of_text, asdict(self.split), asdict(self.read_options)]
         return hashlib.sha256(json.dumps([self.inputs.identity(), *how]).encode()).hexdigest()
 
 
@@ -72,7 +71,9 @@ class Prepared:
     seconds: float
 
 
-def run(job: Job, *, workers: int | None = None, force: bool = False, progress: Progress = QUIET) -> Prepared:
+def make_data_set(
+    spec: DataSetSpec, *, workers: int | None = None, force: bool = False, progress: Progress = QUIET
+) -> Prepared:
     """Make the data set, or go on making it, or find that it is complete.
 
     Raises:
@@ -80,53 +81,55 @@ def run(job: Job, *, workers: int | None = None, force: bool = False, progress: 
         NanogptError: the disk is full or a worker was killed; the same call goes on from there.
     """
     started = time.perf_counter()
-    if job.folder.exists() and not job.folder.is_dir():
-        raise UserError(f"{job.folder} is a file, where the token files need a folder. Give them another: --name NAME.")
-    with _one_at_a_time(job.folder, progress):
-        found = None if force else _already(job)
+    if spec.folder.exists() and not spec.folder.is_dir():
+        raise UserError(
+            f"{spec.folder} is a file, where the token files need a folder. Give them another: --name NAME."
+        )
+    with _one_at_a_time(spec.folder, progress):
+        found = None if force else _already(spec)
         if found is not None:
             meta = found
-            shutil.rmtree(job.folder / WORK, ignore_errors=True)  # of a process killed when all but this was done
+            shutil.rmtree(spec.folder / WORK, ignore_errors=True)  # of a process killed when all but this was done
         else:
-            with _work_folder(job, progress) as work:
+            with _work_folder(spec, progress) as work:
                 if not (work / META).is_file():  # else nothing but the last renames is missing
-                    write_toml(work / META, _make(job, work, workers, progress))
-                meta = _install(work, job.folder)
-    return Prepared(job.folder, meta, found is not None, time.perf_counter() - started)
+                    write_toml(work / META, _make(spec, work, workers, progress))
+                meta = _install(work, spec.folder)
+    return Prepared(spec.folder, meta, found is not None, time.perf_counter() - started)
 
 
-def _already(job: Job) -> dict[str, Any] | None:
+def _already(spec: DataSetSpec) -> dict[str, Any] | None:
     """The metadata if the data set is complete and the same; UserError if the folder holds another one."""
-    path = job.folder / META
+    path = spec.folder / META
     if path.is_file():
         try:
             meta = tomllib.loads(path.read_text(encoding="utf-8"))
         except ValueError:  # no TOML, no UTF-8
             meta = {}
-        if meta.get("request") == job.request():
+        if meta.get("request") == spec.request():
             return meta
         kind = meta.get("tokenizer", {}).get("kind", "unknown")
         found = f"a data set made from other text or with other settings (tokenizer {kind})"
-    elif any(job.folder.glob("*.bin")) and not (job.folder / WORK).exists():
+    elif any(spec.folder.glob("*.bin")) and not (spec.folder / WORK).exists():
         found = "token files that nanogpt did not make"
     else:
         return None
-    raise UserError(f"{job.folder} holds {found}. To replace it add --force, or give this one another --name.")
+    raise UserError(f"{spec.folder} holds {found}. To replace it add --force, or give this one another --name.")
 
 
 @contextlib.contextmanager
-def _work_folder(job: Job, progress: Progress) -> Iterator[Path]:
+def _work_folder(spec: DataSetSpec, progress: Progress) -> Iterator[Path]:
     """The folder of the unfinished files. After a failure it stays if there is something to go on from."""
-    work = job.folder / WORK
-    made = [folder for folder in (job.folder, *job.folder.parents) if not folder.exists()]
-    if _request_of(work) not in (None, job.request()):
+    work = spec.folder / WORK
+    made = [folder for folder in (spec.folder, *spec.folder.parents) if not folder.exists()]
+    if _request_of(work) not in (None, spec.request()):
         progress.say("unfinished files of another text, or of other settings, are dropped")
         shutil.rmtree(work)
     try:
         make_folder(work)
     except OSError as error:
         raise UserError(
-            f"{job.folder}: cannot be made: {error.strerror}. Choose a folder that can be written: --data-dir DIR."
+            f"{spec.folder}: cannot be made: {error.strerror}. Choose a folder that can be written: --data-dir DIR."
         ) from None
     try:
         yield work
@@ -147,75 +150,77 @@ def _request_of(work: Path) -> str | None:
     return None
 
 
-def _make(job: Job, work: Path, workers: int | None, progress: Progress) -> dict[str, Any]:
+def _make(spec: DataSetSpec, work: Path, workers: int | None, progress: Progress) -> dict[str, Any]:
     """Write both token files and return what meta.toml says about them."""
-    text = Text(job.inputs, job.reading, job.split)
-    tokenizer, ending, cut = _look(job, text, progress)
-    processes = 1 if sum(job.inputs.sizes) < PARALLEL_BYTES else workers or usual_workers()
-    head = job.split.tokens if job.split.rule == "head" else 0
-    with Writer(work, job.request(), tokenizer.dtype.itemsize, head) as writer:
-        if job.inputs.remote:
+    corpus = Corpus(spec.inputs, spec.read_options, spec.split)
+    tokenizer, ending, cut = _choose_tokenizer(spec, corpus, progress)
+    processes = 1 if sum(spec.inputs.sizes) < PARALLEL_BYTES else workers or usual_workers()
+    head = spec.split.tokens if spec.split.rule == "head" else 0
+    with Writer(work, spec.request(), tokenizer.dtype.itemsize, head) as writer:
+        if spec.inputs.remote:
             writer.save()  # so that a download that fails is kept, and goes on
         if writer.cursor != Cursor():
             progress.say(f"going on after {sum(writer.tokens):,} tokens that are written already")
-        with contextlib.closing(encoded(text.units(writer.cursor, cut), tokenizer, ending, processes)) as units:
-            for unit, ids in units:
-                writer.add(unit, ids)
+        with contextlib.closing(
+            encode_chunks(corpus.chunks(writer.cursor, cut), tokenizer, ending, processes)
+        ) as chunks:
+            for chunk, ids in chunks:
+                writer.add(chunk, ids)
                 done = f"{writer.cursor.documents:,} documents, {writer.text_bytes / 1e6:,.0f} MB"
-                progress.at("preparing", unit.share, 1.0, f"{done}, {sum(writer.tokens):,} tokens")
-        tail = job.split.cut(writer.tokens[0]) if job.split.rule == "tail" and cut is None else None
+                progress.at("preparing", chunk.share, 1.0, f"{done}, {sum(writer.tokens):,} tokens")
+        tail = spec.split.cut(writer.tokens[0]) if spec.split.rule == "tail" and cut is None else None
         counts = writer.tokens if tail is None else (tail, writer.tokens[0] - tail)
         if not all(counts):
             raise UserError(
-                f"{_few(job.inputs.labels)}: too little text: {counts[0]:,} tokens for train and {counts[1]:,} for val "
-                f"({job.split.words()}). Use more text, or another --val-fraction or --split."
+                f"{_few(spec.inputs.labels)}: too little text: {counts[0]:,} tokens for train and {counts[1]:,} "
+                f"for val ({spec.split.words()}). Use more text, or another --val-fraction or --split."
             )
         writer.save()
         if tail is not None:
             writer.cut_tail(tail)
-        return _meta(job, tokenizer, ending, writer)
+        return _meta(spec, tokenizer, ending, writer)
 
 
-def _look(job: Job, text: Text, progress: Progress) -> tuple[Tokenizer, str, int | None]:
+def _choose_tokenizer(spec: DataSetSpec, corpus: Corpus, progress: Progress) -> tuple[Tokenizer, str, int | None]:
     """The tokenizer, what ends a document, and the character val begins at, where that can be said beforehand."""
-    kind, scan = job.tokenizer, None
-    if kind in ("auto", "char") or job.split.rule == "tail":
-        scan = text.scan(None if kind == "char" else SMALL_BYTES)
+    kind, scan = spec.tokenizer, None
+    if kind in ("auto", "char") or spec.split.rule == "tail":
+        scan = corpus.scan(None if kind == "char" else SMALL_BYTES)
     if scan is not None and not scan.characters:
-        raise UserError(f"{_few(job.inputs.labels)}: there is no text in it.")
+        raise UserError(f"{_few(spec.inputs.labels)}: there is no text in it.")
     if kind == "auto":
         kind = "char" if scan is not None and len(scan.alphabet) <= MOST_CHARACTERS else "gpt2"
         limits = f"10 MB of text and {MOST_CHARACTERS:,} different characters"
         progress.say(f"tokenizer: {kind} ({'at most' if kind == 'char' else 'more than'} {limits})")
-    cut = job.split.cut(scan.characters) if scan is not None and job.split.rule == "tail" else None
+    cut = spec.split.cut(scan.characters) if scan is not None and spec.split.rule == "tail" else None
     if kind != "char" or scan is None:
-        return get_tokenizer(kind, progress), "eot" if job.end_of_text else "none", cut
+        return get_tokenizer(kind, progress), "eot" if spec.end_of_text else "none", cut
     ending = "newline" if scan.documents > 1 else "none"
     alphabet = scan.alphabet + ["\n"] * (ending == "newline")
     return CharTokenizer(alphabet, scan.most_frequent), ending, cut
 
 
-def _meta(job: Job, tokenizer: Tokenizer, ending: str, writer: Writer) -> dict[str, Any]:
+def _meta(spec: DataSetSpec, tokenizer: Tokenizer, ending: str, writer: Writer) -> dict[str, Any]:
     counts = dict(zip(SPLITS, writer.tokens, strict=True))
     warnings = [
         f"{split} has {counts[split]:,} tokens, {expected:,} were expected"
-        for split, expected in job.expect.items()
+        for split, expected in spec.expect.items()
         if counts[split] != expected
     ]
     dtype = tokenizer.dtype.newbyteorder("<")
-    splits = {split: _measured(path, counts[split], dtype) for split, path in zip(SPLITS, writer.paths, strict=True)}
+    splits = {split: _split_table(path, counts[split], dtype) for split, path in zip(SPLITS, writer.paths, strict=True)}
     return {
         "format": FORMAT,
-        "name": job.name,
+        "name": spec.name,
         "dtype": tokenizer.dtype.name,
         "vocab_size": tokenizer.size,
         "eot_rule": EOT_RULES[ending].format(eot=tokenizer.eot),
-        "split_rule": job.split.words(),
+        "split_rule": spec.split.words(),
         "request": writer.request,
         "warnings": warnings,
         "splits": splits,
         "tokenizer": tokenizer.to_toml(),
-        "source": {**job.source, "files": len(job.inputs.labels), "paths": _readable(job.inputs.labels[:100])},
+        "source": {**spec.source, "files": len(spec.inputs.labels), "paths": _readable(spec.inputs.labels[:100])},
         "statistics": {
             "documents": writer.cursor.documents,
             "empty_documents": writer.cursor.empty,
@@ -234,7 +239,7 @@ def _few(labels: list[str]) -> str:
     return ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
 
 
-def _measured(path: Path, tokens: int, dtype: np.dtype[Any]) -> dict[str, Any]:
+def _split_table(path: Path, tokens: int, dtype: np.dtype[Any]) -> dict[str, Any]:
     """What meta.toml says about a token file, of which the first `tokens` count."""
     left, digest, highest = tokens * dtype.itemsize, hashlib.sha256(), 0
     with path.open("rb") as file:

@@ -7,11 +7,11 @@ from typing import Any
 
 from nanogpt_cli.data import catalogue
 from nanogpt_cli.data.catalogue import Entry
-from nanogpt_cli.data.text.documents import COMPRESSED, Reading, file_kind
-from nanogpt_cli.data.text.hub import EXTRA, FolderHub, Hub, HubInputs, HuggingFaceHub
+from nanogpt_cli.data.text.documents import COMPRESSED, ReadOptions, file_kind
 from nanogpt_cli.data.text.inputs import LocalFiles, PinnedInput, find_files, spooled
-from nanogpt_cli.data.text.make import Job, Prepared, run
-from nanogpt_cli.data.text.splits import SplitRule, own_split
+from nanogpt_cli.data.text.make import DataSetSpec, Prepared, make_data_set
+from nanogpt_cli.data.text.repository import EXTRA, HubRepository, LocalRepository, Repository, RepositoryInputs
+from nanogpt_cli.data.text.splits import SplitRule, split_rule
 from nanogpt_cli.data.tokens.files import META, WORK
 from nanogpt_cli.errors import UserError, did_you_mean, typed
 from nanogpt_cli.progress import QUIET, Progress
@@ -55,15 +55,15 @@ def prepare_named(
     if entry.file is not None:
         if shards or source:
             raise UserError(f"{entry.name} is one small file: --shards and --source are for larger data sets.")
-        job = _file_job(entry, common, progress)
+        spec = _file_spec(entry, common, progress)
     else:
-        job = _hub_job(entry, common, shards, source, progress)
-    return run(job, workers=workers, force=force, progress=progress)
+        spec = _hub_spec(entry, common, shards, source, progress)
+    return make_data_set(spec, workers=workers, force=force, progress=progress)
 
 
-def _file_job(entry: Entry, common: dict[str, Any], progress: Progress) -> Job:
+def _file_spec(entry: Entry, common: dict[str, Any], progress: Progress) -> DataSetSpec:
     file = catalogue.pinned(entry.file or "")
-    return Job(
+    return DataSetSpec(
         **common,
         inputs=PinnedInput(file, progress),
         source={"name": entry.name, "url": file.urls[0], "sha256": file.sha256},
@@ -73,18 +73,20 @@ def _file_job(entry: Entry, common: dict[str, Any], progress: Progress) -> Job:
     )
 
 
-def _hub_job(entry: Entry, common: dict[str, Any], shards: int | None, source: str | None, progress: Progress) -> Job:
+def _hub_spec(
+    entry: Entry, common: dict[str, Any], shards: int | None, source: str | None, progress: Progress
+) -> DataSetSpec:
     if common["tokenizer"] == "char":
         raise UserError(f"{entry.name} is too large to be read twice, as characters need: --tokenizer bytes or gpt2.")
-    hub: Hub = HuggingFaceHub(entry.hub or "", entry.revision) if source is None else FolderHub(source)
+    hub: Repository = HubRepository(entry.hub or "", entry.revision) if source is None else LocalRepository(source)
     count = min(shards or entry.shards, entry.shards)
     rule = {key: value for key, value in entry.val.items() if key != "pattern"}
     if count < entry.shards and entry.shard_val:
         rule = {"rule": "documents", "fraction": entry.shard_val, "seed": entry.val["seed"], "first_file_only": True}
     whole = count == entry.shards and common["tokenizer"] == entry.tokenizer
-    return Job(
+    return DataSetSpec(
         **common,
-        inputs=HubInputs(hub, entry, count, common["folder"] / WORK / "downloads", progress),
+        inputs=RepositoryInputs(hub, entry, count, common["folder"] / WORK / "downloads", progress),
         source={"name": entry.name, "hub": entry.hub, "revision": entry.revision, "of": entry.shards},
         split=SplitRule(**rule, first_val_file=count),
         expect=entry.expect if whole else {},
@@ -97,7 +99,7 @@ def prepare_paths(
     name: str | None = None,
     folder: Path | None = None,
     tokenizer: str | None = None,
-    reading: Reading | None = None,
+    read_options: ReadOptions | None = None,
     split: SplitRule | None = None,
     workers: int | None = None,
     force: bool = False,
@@ -110,7 +112,7 @@ def prepare_paths(
         name: what to call it; default after the one path.
         folder: for the token files; default data/NAME.
         tokenizer: default characters for up to 10 MB with at most 10,000 different ones, else gpt2.
-        reading: how files become documents.
+        read_options: how files become documents.
         split: default the last tenth, at most ten million tokens.
         workers: processes; default one a core.
         force: make it again though it is there.
@@ -129,16 +131,16 @@ def prepare_paths(
     folder = folder or ROOT / name
     given = spooled(sys.stdin.buffer, folder) if words == ["-"] else nullcontext(LocalFiles(find_files(words)))
     with given as inputs:
-        job = Job(
+        spec = DataSetSpec(
             name=name,
             folder=folder,
             inputs=inputs,
             source={},
             tokenizer=tokenizer or "auto",
-            split=split or own_split("position"),
-            reading=reading or Reading(),
+            split=split or split_rule("position"),
+            read_options=read_options or ReadOptions(),
         )
-        return run(job, workers=workers, force=force, progress=progress)
+        return make_data_set(spec, workers=workers, force=force, progress=progress)
 
 
 def _checked(name: str) -> str:

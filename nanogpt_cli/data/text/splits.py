@@ -72,7 +72,7 @@ class SplitRule:
         }[self.rule]
 
 
-def own_split(kind: str, fraction: float | None = None, seed: int | None = None) -> SplitRule:
+def split_rule(kind: str, fraction: float | None = None, seed: int | None = None) -> SplitRule:
     """The rule for own text: "position" or "documents".
 
     Raises:

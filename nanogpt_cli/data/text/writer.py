@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from nanogpt_cli.data.text.encode import Cursor, Encoded, Unit
+from nanogpt_cli.data.text.encode import Chunk, Cursor, EncodedChunk
 from nanogpt_cli.errors import NanogptError
 from nanogpt_cli.files import DiskFullError, atomic_write, disk_full_named
 
@@ -19,11 +19,11 @@ SAVE_SECONDS = 5.0
 
 
 class Writer:
-    """Appends units; a context manager. What follows the last note is dropped when the work goes on.
+    """Appends chunks; a context manager. What follows the last note is dropped when the work goes on.
 
     Args:
         work: the folder of the unfinished files.
-        request: names the job.
+        request: names the spec.
         itemsize: bytes a token.
         head: so many of the first tokens go to val.
     """
@@ -59,8 +59,8 @@ class Writer:
         """Tokens of train and val so far."""
         return self.bytes[0] // self.itemsize, self.bytes[1] // self.itemsize
 
-    def add(self, unit: Unit, encoded: Encoded) -> None:
-        """Append the ids of the next unit."""
+    def add(self, chunk: Chunk, encoded: EncodedChunk) -> None:
+        """Append the ids of the next chunk."""
         train, val = encoded.train, encoded.val
         if self.head:
             place = max(0, self.head * self.itemsize - self.bytes[1])
@@ -69,7 +69,7 @@ class Writer:
             for which, data in enumerate((train, val)):
                 self.files[which].write(data)
                 self.bytes[which] += len(data)
-        self.cursor = unit.after
+        self.cursor = chunk.after
         self.text_bytes += encoded.text_bytes
         if time.monotonic() - self.saved > SAVE_SECONDS:
             self.save()

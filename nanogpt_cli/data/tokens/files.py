@@ -1,4 +1,4 @@
-"""Reading windows of tokens: a split as a stream, and a data set as two of them.
+"""ReadOptions windows of tokens: a split as a stream, and a data set as two of them.
 
 A split is one file or several shards. It is read by plain reads: a memory map would keep every page it touched
 resident, and a run touches them all.
@@ -21,7 +21,7 @@ from nanogpt_cli.errors import NanogptError, UserError, typed
 if TYPE_CHECKING:
     from nanogpt_cli.data.tokenizers import Tokenizer
 
-Ids = npt.NDArray[np.int64]
+Int64Array = npt.NDArray[np.int64]
 
 META, FORMAT = "meta.toml", 1  # what makes a folder of token files a data set of ours
 WORK = ".prepare"  # stands in a folder that prepare has not finished
@@ -56,7 +56,7 @@ class Tokens:
         """The files, in the order of the stream."""
         return [file.path for file in self.files]
 
-    def read(self, offsets: Ids, length: int) -> Ids:
+    def read(self, offsets: Int64Array, length: int) -> Int64Array:
         """`length` tokens from each of `offsets`: int64 (len(offsets), length).
 
         Raises:
@@ -74,7 +74,7 @@ class Tokens:
                 self._read_row(row, offset, shard)
         return window.astype(np.int64)
 
-    def sampled(self) -> tuple[Ids, Ids]:
+    def sampled(self) -> tuple[Int64Array, Int64Array]:
         """Blocks spread evenly over the stream: positions and ids, int64 (blocks, tokens of a block) both."""
         length = min(SAMPLED_TOKENS, self.count)
         blocks = min(SAMPLED_BLOCKS, -(-self.count // max(1, length)))
@@ -158,7 +158,7 @@ def difference(saved: dict[str, Any], current: dict[str, Any]) -> str | None:
     return None
 
 
-def check_batch(batch: Ids, offsets: Ids, tokens: Tokens, vocab_size: int) -> None:
+def check_batch(batch: Int64Array, offsets: Int64Array, tokens: Tokens, vocab_size: int) -> None:
     """Refuse a batch (B, length), read at `offsets` (B,), that holds an id of `vocab_size` or more: UserError."""
     if batch.size == 0 or batch.max() < vocab_size:
         return

@@ -1,10 +1,11 @@
 """Token files of other projects: nanoGPT's folders, and the shards of llm.c and modded-nanogpt."""
 
-import pickletools
+import io
+import pickle
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -113,50 +114,33 @@ def read_meta_pkl(path: Path) -> tuple[int, str | None]:
     return vocab_size, "".join(characters) if in_order else None
 
 
-def load_plain_pickle(path: Path) -> dict[Any, Any]:
-    """A pickled dict of dicts, strings and whole numbers, interpreted here: nothing else can come out of the file.
+class _PlainUnpickler(pickle._Unpickler):
+    """Builds numbers, strings and containers of them, nothing that has to be looked up by a name.
 
-    Python's own unpickler can call anything; this one knows no opcode that calls, imports or builds other types.
+    It is the unpickler written in Python: the one in C makes its memo as large as an index in the file says.
+    """
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}"[:200])
+
+
+def load_plain_pickle(path: Path) -> dict[Any, Any]:
+    """A pickled dict of numbers, strings and containers of them; no name in it is looked up, and nothing is run.
 
     Raises:
-        UserError: the file is damaged or holds anything else.
+        UserError: the file is damaged, too large or holds anything else.
     """
     if path.stat().st_size > LARGEST_PICKLE:
         raise UserError(f"{path} is larger than {LARGEST_PICKLE:,} bytes, more than any vocabulary takes.")
-    stack: list[Any] = []
-    marks: list[int] = []
-    memo: dict[Any, Any] = {}
     try:
-        for opcode, argument, _ in pickletools.genops(path.read_bytes()):
-            name = opcode.name
-            if name == "EMPTY_DICT":
-                stack.append({})
-            elif name == "MARK":
-                marks.append(len(stack))
-            elif name in _PLAIN_VALUES:
-                stack.append(argument)
-            elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
-                memo[len(memo) if name == "MEMOIZE" else argument] = stack[-1]
-            elif name in ("GET", "BINGET", "LONG_BINGET"):
-                stack.append(memo[argument])
-            elif name in ("SETITEM", "SETITEMS"):
-                start = marks.pop() if name == "SETITEMS" else len(stack) - 2
-                items = stack[start:]
-                del stack[start:]
-                stack[-1].update(zip(items[::2], items[1::2], strict=True))
-            elif name not in ("PROTO", "FRAME", "STOP"):
-                raise ValueError(f"the opcode {name} is not allowed")
-        (meta,) = stack
+        meta = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
         if not isinstance(meta, dict):
-            raise ValueError("it holds no table")
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise ValueError(f"it holds a {type(meta).__name__}, no table")
+    # damage may raise anything: the unpickler was not written with it in mind
+    except Exception as error:
+        why = str(error) or type(error).__name__
         raise UserError(
-            f"{path} was not read: {error}. Only a table of numbers and strings, as nanoGPT writes it, is accepted; "
+            f"{path} was not read: {why:.300}. Only a table of numbers and strings, as nanoGPT writes it, is accepted; "
             "nothing in the file was run."
         ) from error
     return meta
-
-
-_PLAIN_VALUES = {"INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1", "LONG4"} | {
-    "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
-}  # fmt: skip

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tiktoken_ext import openai_public
 
 from nanogpt_cli.data.text import documents
-from nanogpt_cli.data.text.documents import Documents, Piece, Reading, file_kind, pieces
+from nanogpt_cli.data.text.documents import Documents, Piece, ReadOptions, file_kind, pieces
 from nanogpt_cli.errors import NanogptError, UserError
 
 TEXTS = ["first document\nof two lines", "", "zweites: äöü 字 😀", "third"]
@@ -27,7 +27,7 @@ TEXT = st.lists(st.sampled_from(SCRAPS), max_size=60).map("".join)
 def read(path, **reading):
     """The documents of a file, whole."""
     found, open_text = [], ""
-    for text, ends in Documents(path, Reading(**reading)):
+    for text, ends in Documents(path, ReadOptions(**reading)):
         open_text += text
         if ends:
             found.append(open_text)
@@ -113,7 +113,7 @@ def test_blank_lines_of_jsonl_are_nothing(tmp_path):
 
 
 def test_reading_tells_how_far_it_is(tmp_path):
-    reader = Documents(write_parquet(tmp_path / "a.parquet", ["x"] * 1000), Reading())
+    reader = Documents(write_parquet(tmp_path / "a.parquet", ["x"] * 1000), ReadOptions())
     shares = [reader.share for _ in reader]
     assert shares[0] < 0.5
     assert shares == sorted(shares)
@@ -317,7 +317,7 @@ def test_a_very_long_line_is_read_in_bounded_memory(tmp_path):
         while block := source.read(1 << 20):
             target.write(block)
     longest = total = 0
-    for text, _ in Documents(plain, Reading()):
+    for text, _ in Documents(plain, ReadOptions()):
         longest, total = max(longest, len(text)), total + len(text)
     assert total == 64 << 20
     assert longest <= documents.PIECE + documents.WINDOW

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanogpt_cli.data import catalogue, tokenizers
-from nanogpt_cli.data.text import documents, units, writer
+from nanogpt_cli.data.text import documents, make, writer
 from nanogpt_cli.data.text import encode as workers
-from nanogpt_cli.data.text import make as job
-from nanogpt_cli.data.text.documents import Reading
+from nanogpt_cli.data.text.documents import ReadOptions
 from nanogpt_cli.data.text.prepare import default_name, ensure_prepared, prepare_named, prepare_paths
-from nanogpt_cli.data.text.splits import SplitRule, own_split
+from nanogpt_cli.data.text.splits import SplitRule, split_rule
 from nanogpt_cli.data.tokens.data_set import open_data_set
 from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.progress import Quiet
@@ -31,10 +30,10 @@ class StoppedError(Exception):
 
 
 class StopAfter(Quiet):
-    """Progress that ends the work after some units."""
+    """Progress that ends the work after some chunks."""
 
-    def __init__(self, units):
-        self.left = units
+    def __init__(self, chunks):
+        self.left = chunks
 
     def at(self, *_):
         self.left -= 1
@@ -49,13 +48,13 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def small_units(monkeypatch):
-    """Work is cut so fine that little text has many units, every one is saved, and two files are worth processes."""
-    monkeypatch.setattr(units, "UNIT", 300)
+def small_chunks(monkeypatch):
+    """Work is cut so fine that little text has many chunks, every one is saved, and two files are worth processes."""
+    monkeypatch.setattr(workers, "CHUNK", 300)
     monkeypatch.setattr(documents, "PIECE", 200)
     monkeypatch.setattr(documents, "WINDOW", 60)
     monkeypatch.setattr(writer, "SAVE_SECONDS", -1.0)
-    monkeypatch.setattr(job, "PARALLEL_BYTES", 0)
+    monkeypatch.setattr(make, "PARALLEL_BYTES", 0)
 
 
 def ids(folder, split):
@@ -155,7 +154,7 @@ def test_longer_text_or_more_characters_take_bpe(tmp_path, monkeypatch, gpt2):
     (tmp_path / "many.txt").write_text("".join(map(chr, range(0x4E00, 0x4E00 + 10_001))), encoding="utf-8")
     assert prepare_paths(["many.txt"]).meta["tokenizer"]["kind"] == "gpt2"
     (tmp_path / "long.txt").write_text(PLAY, encoding="utf-8")
-    monkeypatch.setattr(job, "SMALL_BYTES", len(PLAY) - 1)
+    monkeypatch.setattr(make, "SMALL_BYTES", len(PLAY) - 1)
     done = prepare_paths(["long.txt"])
     assert done.meta["tokenizer"]["kind"] == "gpt2"
     total = gpt2.encoding.encode_ordinary(PLAY)
@@ -168,18 +167,18 @@ def test_longer_text_or_more_characters_take_bpe(tmp_path, monkeypatch, gpt2):
 def test_val_is_at_most_so_much(tmp_path, monkeypatch):
     (tmp_path / "play.txt").write_text(PLAY, encoding="utf-8")
     for number, small in enumerate((10**7, 0)):
-        monkeypatch.setattr(job, "SMALL_BYTES", small)
+        monkeypatch.setattr(make, "SMALL_BYTES", small)
         split = SplitRule("tail", 0.1, 50)
         done = prepare_paths(["play.txt"], name=f"a{number}", tokenizer="bytes", split=split)
         assert done.meta["splits"]["val"]["tokens"] == 50 + (not number)  # the end of the text comes after its cut
-    assert own_split("position").most == 10_000_000
-    assert own_split("position", 0.3).most is None
+    assert split_rule("position").most == 10_000_000
+    assert split_rule("position", 0.3).most is None
 
 
 def test_small_documents_are_counted_together(tmp_path, monkeypatch):
     """A table of all code points for each document would take a millisecond a document."""
     counted = []
-    monkeypatch.setattr(units, "code_points", lambda text: counted.append(text) or tokenizers.code_points(text))
+    monkeypatch.setattr(workers, "code_points", lambda text: counted.append(text) or tokenizers.code_points(text))
     done = prepare_paths([rows(tmp_path / "many.jsonl", [f"document {n}" for n in range(3000)])], tokenizer="char")
     assert done.meta["statistics"]["documents"] == 3000
     assert len(counted) == 1
@@ -261,10 +260,10 @@ def test_names_come_from_the_path(word, name):
 @given(kind=st.sampled_from(["position", "documents"]), fraction=st.one_of(st.floats(), st.just(0.0), st.just(1.0)))
 def test_a_fraction_leaves_both_splits_something(kind, fraction):
     if 0 < fraction < 1:
-        assert own_split(kind, fraction).fraction == fraction
+        assert split_rule(kind, fraction).fraction == fraction
     else:
         with pytest.raises(UserError, match="--val-fraction"):
-            own_split(kind, fraction)
+            split_rule(kind, fraction)
 
 
 # --- splits
@@ -278,7 +277,7 @@ def split_texts(folder):
 def test_a_split_by_documents_is_stable(tmp_path):
     texts = [f"document {n}" for n in range(500)]
     first, second = rows(tmp_path / "1.jsonl", texts[:300]), rows(tmp_path / "2.jsonl", texts[300:])
-    split = own_split("documents", 0.2)
+    split = split_rule("documents", 0.2)
     one = prepare_paths([first], name="one", tokenizer="char", split=split).folder
     both = prepare_paths([second, first], name="both", tokenizer="char", split=split).folder
     train, val = split_texts(both)
@@ -286,7 +285,7 @@ def test_a_split_by_documents_is_stable(tmp_path):
     assert train | val == set(texts)
     assert 60 < len(val) < 140
     assert split_texts(one)[1] == val & set(texts[:300])
-    other = prepare_paths([first], name="other", tokenizer="char", split=own_split("documents", 0.2, 7)).folder
+    other = prepare_paths([first], name="other", tokenizer="char", split=split_rule("documents", 0.2, 7)).folder
     assert split_texts(other)[1] != split_texts(one)[1]
 
 
@@ -319,8 +318,8 @@ def corpus(tmp_path):
 
 
 SPLITS = {
-    "position": own_split("position"),
-    "documents": own_split("documents", 0.4),
+    "position": split_rule("position"),
+    "documents": split_rule("documents", 0.4),
     "head": SplitRule("head", tokens=700),
     "rows": SplitRule("rows", fraction=0.3, rows=12, seed=1),
     "files": SplitRule("files", first_val_file=2),
@@ -328,7 +327,7 @@ SPLITS = {
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_any_number_of_workers(corpus, small_units, count, gpt2):
+def test_any_number_of_workers(corpus, small_chunks, count, gpt2):
     for tokenizer in ("gpt2", "char"):
         one = prepare_paths(corpus, name="one", tokenizer=tokenizer, workers=1, force=True)
         many = prepare_paths(corpus, name="many", tokenizer=tokenizer, workers=count, force=True)
@@ -338,13 +337,13 @@ def test_any_number_of_workers(corpus, small_units, count, gpt2):
 
 @pytest.mark.parametrize("rule", SPLITS)
 @pytest.mark.parametrize("tokenizer", ["bytes", "char"])
-def test_any_interruption(corpus, small_units, rule, tokenizer):
+def test_any_interruption(corpus, small_chunks, rule, tokenizer):
     how = {"tokenizer": tokenizer, "split": SPLITS[rule], "workers": 1}
     heard = Heard()
     whole = prepare_paths(corpus, name="whole", progress=heard, **how)
     assert len(heard.steps) > 15
     stops = 0
-    while True:  # one unit further each time, through the whole work
+    while True:  # one chunk further each time, through the whole work
         try:
             done = prepare_paths(corpus, name="stopped", progress=StopAfter(1), **how)
             break
@@ -360,7 +359,7 @@ def test_any_interruption(corpus, small_units, rule, tokenizer):
     assert sorted(everything(done.folder)) == ["meta.toml", "train.bin", "val.bin"]
 
 
-def test_what_was_not_noted_is_written_again(corpus, small_units, monkeypatch):
+def test_what_was_not_noted_is_written_again(corpus, small_chunks, monkeypatch):
     whole = prepare_paths(corpus, name="whole", tokenizer="bytes", workers=1)
     monkeypatch.setattr(writer, "SAVE_SECONDS", 1e9)
     with pytest.raises(StoppedError):
@@ -371,14 +370,14 @@ def test_what_was_not_noted_is_written_again(corpus, small_units, monkeypatch):
         prepare_paths(corpus, name="stopped", tokenizer="bytes", workers=1, progress=StopAfter(4))
     for split in ("train", "val"):
         with (whole.folder.parent / "stopped" / ".prepare" / f"{split}.bin").open("ab") as file:
-            file.write(b"half a unit")
+            file.write(b"half a chunk")
     heard = Heard()
     done = prepare_paths(corpus, name="stopped", tokenizer="bytes", workers=1, progress=heard)
     assert "going on after" in heard.said[0]
     assert done.meta["splits"] == whole.meta["splits"]
 
 
-def test_another_text_starts_afresh(corpus, small_units, tmp_path):
+def test_another_text_starts_afresh(corpus, small_chunks, tmp_path):
     with pytest.raises(StoppedError):
         prepare_paths(corpus, name="a", tokenizer="bytes", workers=1, progress=StopAfter(4))
     (tmp_path / "1.jsonl").write_text('{"text": "something else"}\n', encoding="utf-8")
@@ -419,7 +418,7 @@ def test_killed_while_files_are_moved_into_place(corpus, place, monkeypatch):
     open_data_set(done.folder, verify=True)
 
 
-def test_a_full_disk_keeps_what_is_written(corpus, small_units, monkeypatch):
+def test_a_full_disk_keeps_what_is_written(corpus, small_chunks, monkeypatch):
     whole = prepare_paths(corpus, name="whole", tokenizer="bytes", workers=1)
     calls = []
 
@@ -438,7 +437,7 @@ def test_a_full_disk_keeps_what_is_written(corpus, small_units, monkeypatch):
     assert done.meta["splits"] == whole.meta["splits"]
 
 
-def test_a_worker_that_is_killed(corpus, small_units, monkeypatch):
+def test_a_worker_that_is_killed(corpus, small_chunks, monkeypatch):
     import signal
 
     class Killer(Quiet):
@@ -497,15 +496,15 @@ def test_damaged_metadata_is_no_data_set(corpus):
     open_data_set(folder, verify=True)
 
 
-def test_two_at_once_make_one(corpus, small_units):
+def test_two_at_once_make_one(corpus, small_chunks):
     import threading
 
     results, heard = [], Heard()
 
-    def make():
+    def prepare():
         results.append(prepare_paths(corpus, name="a", tokenizer="bytes", workers=1, progress=heard))
 
-    threads = [threading.Thread(target=make) for _ in range(4)]
+    threads = [threading.Thread(target=prepare) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -573,7 +572,7 @@ def test_token_files_of_others_are_enough_for_a_run(tmp_path):
 
 def test_reading_options_reach_the_text(tmp_path):
     (tmp_path / "a.txt").write_bytes("café---thé---eau".encode("latin-1"))
-    done = prepare_paths(["a.txt"], tokenizer="bytes", reading=Reading(encoding="latin-1", separator="---"))
+    done = prepare_paths(["a.txt"], tokenizer="bytes", read_options=ReadOptions(encoding="latin-1", separator="---"))
     whole = open_data_set(done.folder).tokenizer.decode([*ids(done.folder, "train"), *ids(done.folder, "val")])
     assert whole == "café<|endoftext|>thé<|endoftext|>eau<|endoftext|>"
 

@@ -1,4 +1,4 @@
-"""Files of a data set on the hub: listed at a pinned revision, fetched one ahead, checked, deleted once they are read.
+"""Files of a repository on the hub: listed at a pinned revision, fetched one ahead, checked, deleted when read.
 
 A copy of the repository in a folder serves as well; checksums may stand in a file SHA256SUMS at its top.
 """
@@ -27,7 +27,7 @@ EXTRA = "pip install 'nanogpt-cli[hf]'"
 
 
 @dataclass(frozen=True)
-class HubFile:
+class RepositoryFile:
     """A file as the hub lists it."""
 
     path: str
@@ -35,7 +35,7 @@ class HubFile:
     sha256: str | None = None
 
 
-class FolderHub:
+class LocalRepository:
     """A copy of a repository on this machine."""
 
     remote = False  # whether what `fetch` gives is a copy, to be deleted after use
@@ -49,17 +49,17 @@ class FolderHub:
         lines = sums.read_text(encoding="utf-8").splitlines() if sums.is_file() else []
         self.sums = {path.lstrip("*"): digest for digest, path in (line.split(maxsplit=1) for line in lines if line)}
 
-    def files(self, pattern: str) -> list[HubFile]:
+    def files(self, pattern: str) -> list[RepositoryFile]:
         """The files whose paths match, sorted."""
         found = {path.relative_to(self.folder).as_posix(): path for path in self.folder.glob(pattern)}
-        return [HubFile(name, found[name].stat().st_size, self.sums.get(name)) for name in sorted(found)]
+        return [RepositoryFile(name, found[name].stat().st_size, self.sums.get(name)) for name in sorted(found)]
 
-    def fetch(self, file: HubFile, folder: Path) -> Path:
+    def fetch(self, file: RepositoryFile, folder: Path) -> Path:
         """The file itself, where it lies; nothing comes to `folder`."""
         return self.folder / file.path
 
 
-class HuggingFaceHub:
+class HubRepository:
     """A data set repository on the Hugging Face hub, or on what HF_ENDPOINT names."""
 
     remote = True
@@ -77,7 +77,7 @@ class HuggingFaceHub:
         self.network_errors = (OSError, errors.HfHubHTTPError.__mro__[1])
         self.name, self.repository, self.revision = f"{repository} at {revision[:8]}", repository, revision
 
-    def files(self, pattern: str) -> list[HubFile]:
+    def files(self, pattern: str) -> list[RepositoryFile]:
         """The files whose paths match, sorted; NanogptError if the hub does not answer.
 
         Asked directly: the library tries an unreachable hub for half a minute.
@@ -92,10 +92,10 @@ class HuggingFaceHub:
         except (OSError, ValueError) as error:
             raise NanogptError(f"{self.name} cannot be listed: {error} ({url}). {INSTEAD}") from error
         found = [entry for entry in listing if fnmatch.fnmatchcase(entry["path"], pattern)]
-        files = [HubFile(entry["path"], entry["size"], (entry.get("lfs") or {}).get("oid")) for entry in found]
+        files = [RepositoryFile(entry["path"], entry["size"], (entry.get("lfs") or {}).get("oid")) for entry in found]
         return sorted(files, key=lambda file: file.path)
 
-    def fetch(self, file: HubFile, folder: Path) -> Path:
+    def fetch(self, file: RepositoryFile, folder: Path) -> Path:
         """The file, below `folder`. A download that was cut short goes on where it stopped.
 
         Raises:
@@ -112,10 +112,10 @@ class HuggingFaceHub:
         return Path(path)
 
 
-Hub = FolderHub | HuggingFaceHub
+Repository = LocalRepository | HubRepository
 
 
-class HubInputs:
+class RepositoryInputs:
     """Files of a hub, in order. While one is read, the next one is fetched: at most two lie on the disk.
 
     Args:
@@ -126,13 +126,13 @@ class HubInputs:
         progress: hears what is waited for.
     """
 
-    def __init__(self, hub: Hub, entry: Entry, shards: int, folder: Path, progress: Progress = QUIET) -> None:
+    def __init__(self, hub: Repository, entry: Entry, shards: int, folder: Path, progress: Progress = QUIET) -> None:
         self.hub, self.entry, self.shards, self.folder, self.progress = hub, entry, shards, folder, progress
         self.remote = hub.remote
         self._coming: dict[int, Future[Path]] = {}
 
     @cached_property
-    def files(self) -> list[HubFile]:
+    def files(self) -> list[RepositoryFile]:
         """What the hub lists. NanogptError if that is too little."""
         found = self.hub.files(self.entry.pattern)
         if len(found) < self.shards:
@@ -196,7 +196,7 @@ class HubInputs:
                 done = sum(part.stat().st_size for part in self.folder.rglob("*.incomplete"))
                 self.progress.say(f"fetching {file.path}: {done / 1e6:,.0f} of {file.bytes / 1e6:,.0f} MB")
 
-    def _fetch(self, file: HubFile) -> Path:
+    def _fetch(self, file: RepositoryFile) -> Path:
         path = self.hub.fetch(file, self.folder)
         size = path.stat().st_size if path.is_file() else 0
         found = None if file.sha256 is None or size != file.bytes else sha256_of(path)

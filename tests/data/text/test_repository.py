@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from nanogpt_cli.data.catalogue import Entry, find
-from nanogpt_cli.data.text import units, writer
-from nanogpt_cli.data.text.documents import Documents, Reading
-from nanogpt_cli.data.text.hub import FolderHub, HubFile, HubInputs
+from nanogpt_cli.data.text import encode, writer
+from nanogpt_cli.data.text.documents import Documents, ReadOptions
 from nanogpt_cli.data.text.make import META, WORK
 from nanogpt_cli.data.text.prepare import prepare_named
+from nanogpt_cli.data.text.repository import LocalRepository, RepositoryFile, RepositoryInputs
 from nanogpt_cli.data.tokens.data_set import open_data_set
 from nanogpt_cli.errors import NanogptError, UserError
 from tests.heard import Heard
@@ -44,7 +44,7 @@ ENTRY = Entry(
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(units, "UNIT", 500)
+    monkeypatch.setattr(encode, "CHUNK", 500)
     monkeypatch.setattr(writer, "SAVE_SECONDS", -1.0)
 
 
@@ -171,14 +171,14 @@ def test_hashes_in_a_copy_are_checked(hub):
 
 
 def test_a_shard_that_shrank_between_listing_and_reading(hub, tmp_path):
-    class Shrinking(FolderHub):
+    class Shrinking(LocalRepository):
         def fetch(self, file, folder):
             path = super().fetch(file, folder)
             if "00001" in file.path:
                 path.write_bytes(path.read_bytes()[:-1])
             return path
 
-    inputs = HubInputs(Shrinking(str(hub)), ENTRY, FILES, tmp_path / "downloads")
+    inputs = RepositoryInputs(Shrinking(str(hub)), ENTRY, FILES, tmp_path / "downloads")
     with inputs.open(0) as path:
         assert path == shard(hub, 0)
     with pytest.raises(NanogptError, match=r"train-00001.* has [\d,]+ bytes, [\d,]+ were expected"), inputs.open(1):
@@ -201,7 +201,7 @@ def test_a_shard_that_shrank_between_two_runs_starts_afresh(hub, monkeypatch):
 # --- a hub that is far away
 
 
-class FarHub(FolderHub):
+class FarRepository(LocalRepository):
     """Files have to be fetched, and the network ends after some of them."""
 
     remote = True
@@ -211,7 +211,7 @@ class FarHub(FolderHub):
         self.left = dies_after
         self.fetched, self.most = [], 0
 
-    def fetch(self, file: HubFile, folder: Path) -> Path:
+    def fetch(self, file: RepositoryFile, folder: Path) -> Path:
         if self.left == 0:
             raise NanogptError(f"{file.path}: connection reset")
         self.left -= 1
@@ -225,12 +225,12 @@ class FarHub(FolderHub):
 
 @pytest.fixture
 def far(hub, monkeypatch):
-    """Make `prepare_named` talk to a FarHub."""
+    """Make `prepare_named` talk to a FarRepository."""
     made = []
 
     def use(**options):
-        made.append(FarHub(hub, **options))
-        monkeypatch.setattr("nanogpt_cli.data.text.prepare.HuggingFaceHub", lambda *_: made[-1])
+        made.append(FarRepository(hub, **options))
+        monkeypatch.setattr("nanogpt_cli.data.text.prepare.HubRepository", lambda *_: made[-1])
         return made[-1]
 
     return use
@@ -272,7 +272,7 @@ def test_a_slow_download_is_told(hub, far, monkeypatch):
         return fetch(file, folder)
 
     one.fetch = slowly
-    monkeypatch.setattr("nanogpt_cli.data.text.hub.PATIENCE", 0.1)
+    monkeypatch.setattr("nanogpt_cli.data.text.repository.PATIENCE", 0.1)
     heard = Heard()
     prepare_named(ENTRY, shards=1, progress=heard)
     assert heard.said[0].startswith("fetching data/train-00000-of-00004.parquet: 3 of 0 MB")
@@ -375,7 +375,7 @@ def test_from_the_hub_itself(server):
     assert result["documents"] == 400
     assert result["source"]["files"] == 2
     assert "of the first file" in result["split_rule"]
-    expected = [text for text, _ in Documents(server.folder / "plain_text/train-00000-of-00080.parquet", Reading())]
+    expected = [text for text, _ in Documents(server.folder / "plain_text/train-00000-of-00080.parquet", ReadOptions())]
     assert set(texts(Path("data/openwebtext"), "val")) < set(expected)
 
 
