@@ -23,6 +23,7 @@ COMMANDS = {
     "mfu": ("nanogpt_cli.cli.mfu", "mfu"),
     "export": ("nanogpt_cli.cli.export", "export"),
     "plot": ("nanogpt_cli.cli.plot", "plot"),
+    "watch": ("nanogpt_cli.cli.watch", "watch"),
     "presets": ("nanogpt_cli.cli.presets", "presets"),
     "runs": ("nanogpt_cli.cli.runs", "runs"),
 }

@@ -32,6 +32,7 @@ class RunDirectory:
         self.best = path / "best.pt"  # the weights with the lowest validation loss
         self.logs = path / "logs"  # what only people and plots read
         self.metrics = self.logs / "metrics.jsonl"
+        self.samples = self.logs / "samples.jsonl"  # written at evaluations
         self.log_file = self.logs / "train.log"
         self.environment = self.logs / "environment.toml"
 

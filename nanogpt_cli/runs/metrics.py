@@ -4,11 +4,14 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from nanogpt_cli.files import OwnFile, atomic_write, disk_full_named, open_own, own_folder, sync_folder
+
+TAIL = 1 << 18  # bytes that are read of the end of a file
+LARGEST = 1e300  # of a number: sums of larger ones are infinite
 
 
 class MetricsLog:
@@ -90,17 +93,65 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a metrics file that are whole: a JSON object with a whole-numbered `step`. No file, no lines."""
+    """The lines of a metrics file that are whole. No file, no lines."""
     if not path.is_file():
         return
     with path.open("rb") as file:
-        for text in file:
-            try:
-                line = json.loads(text)
-            except (ValueError, RecursionError):  # half a line of a killed process, or damage
-                continue
-            if isinstance(line, dict) and type(line.get("step")) is int:
-                yield {key: value for key, value in line.items() if _plain(value)}
+        yield from parse_lines(file)
+
+
+def parse_lines(texts: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Those of some lines that are whole: a JSON object with a whole-numbered `step`, without what is not finite."""
+    for text in texts:
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):  # half a line of a killed process, or damage
+            continue
+        if isinstance(line, dict) and type(line.get("step")) is int:
+            yield {key: value for key, value in line.items() if _plain(value)}
+
+
+def read_after(path: Path, place: str) -> tuple[list[dict[str, Any]], str, bool]:
+    """The whole lines after `place`, and the place after them; "" is the beginning of the file.
+
+    The third is whether these are all lines: a place in a file that a resume has replaced since is the beginning.
+    """
+    if not path.is_file():
+        return [], "", True
+    with path.open("rb") as file:
+        there = os.fstat(file.fileno())
+        inode, _, offset = place.partition(":")
+        whole = inode != str(there.st_ino) or not offset.isdecimal() or int(offset) > there.st_size
+        start = 0 if whole else int(offset)
+        file.seek(start)
+        text = file.read()
+    text = text[: text.rfind(b"\n") + 1]  # the rest is still being written
+    return list(parse_lines(text.splitlines())), f"{there.st_ino}:{start + len(text)}", whole
+
+
+def last_lines(path: Path) -> list[bytes]:
+    """The end of a file as lines, the first perhaps not whole; no file, no lines."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+        return file.read().splitlines()
+
+
+def columns(
+    lines: Sequence[dict[str, Any]], keys: Sequence[str], most: int | None = None
+) -> dict[str, list[float | None]]:
+    """The numbers of lines by key, None where a line has none; of more than `most` lines neighbours are averaged."""
+    size = -(-len(lines) // most) or 1 if most else 1
+    groups = [lines[at : at + size] for at in range(0, len(lines), size)]
+    return {key: [_mean([line.get(key) for line in group]) for group in groups] for key in keys}
+
+
+def _mean(values: list[Any]) -> float | None:
+    numbers = [value for value in values if isinstance(value, int | float) and abs(value) < LARGEST]
+    if len(numbers) == 1:
+        return numbers[0]  # a step stays a whole number
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def _plain(value: Any) -> bool:

@@ -1,0 +1,71 @@
+"""What a run directory says about a run without its weights: settings, data set, tokenizer, where it ran."""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nanogpt_cli.config.layers import read_toml
+from nanogpt_cli.errors import UserError
+from nanogpt_cli.runs.directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Facts of one run; None is unknown. Losses a token compare only where `tokenizer_id` is the same."""
+
+    settings: dict[str, str]  # by name, with what was derived, and the tokenizer in words
+    environment: dict[str, str]
+    data_set: str | None
+    tokenizer: str | None  # in words
+    tokenizer_id: str
+    bytes_per_token: float | None  # UTF-8 bytes of the data set's text over its tokens
+    flops_per_token: float | None
+
+
+def run_facts(run: RunDirectory) -> RunFacts:
+    """Read the TOML files; a missing or damaged one counts as empty."""
+    config, tokenizer, environment = (_tables(path) for path in (run.config, run.tokenizer, run.environment))
+    settings = {
+        name: value
+        for table in config.values()
+        if isinstance(table, dict)
+        for name, value in table.items()
+        if name != "reasons"
+    }
+    alphabet, kind = tokenizer.get("alphabet"), tokenizer.get("kind")
+    size = len(alphabet) if isinstance(alphabet, str) else tokenizer.get("size")
+    words = " ".join(str(word) for word in (kind, size) if word is not None)
+    return RunFacts(
+        settings=_texts(settings) | ({"tokenizer": words} if words else {}),
+        environment=_texts(environment),
+        data_set=_texts(settings).get("dataset"),
+        tokenizer=words or None,
+        tokenizer_id=hashlib.sha256(json.dumps(tokenizer, sort_keys=True, default=str).encode()).hexdigest(),
+        bytes_per_token=_positive(settings.get("bytes_per_token")),
+        flops_per_token=_positive(settings.get("flops_per_token")),
+    )
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    try:
+        return read_toml(path)
+    except UserError:
+        return {}
+
+
+def _texts(tables: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Values as TOML writes them; tables in tables become one, with dotted keys."""
+    found: dict[str, str] = {}
+    for key, value in tables.items():
+        if isinstance(value, dict):
+            found |= _texts(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = str(value).lower() if isinstance(value, bool) else str(value)
+    return found
+
+
+def _positive(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and 0 < value < math.inf else None
