@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nanogpt_cli.config.layers import read_toml
 from nanogpt_cli.errors import UserError
+from nanogpt_cli.foreign import read_toml
 from nanogpt_cli.runs.directory import RunDirectory
 
 
