@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,4 +67,4 @@ def _texts(tables: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _positive(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and 0 < value < math.inf else None
+    return float(value) if type(value) in (int, float) and value > 0 else None

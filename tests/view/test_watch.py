@@ -106,7 +106,7 @@ def test_of_many_runs_the_newest_are_shown_first_and_the_others_when_asked_for(t
 
 def test_damage_and_numbers_beyond_all_measure_are_left_out(tmp_path: Path) -> None:
     run = make_run(tmp_path / "x", count=2)
-    run.config.write_text("[derived]\nbytes_per_token = nan\nflops_per_token = inf\n[x]\nwhen = 2020-01-01\nn = nan\n")
+    run.config.write_text("[derived]\nbytes_per_token = -1\nflops_per_token = true\n[x]\nwhen = 2020-01-01\n")
     run.environment.write_bytes(b"\xff")
     with run.metrics.open("a") as file:
         file.write('{"step": 3, "loss": 1' + "0" * 400 + '}\n{"step": 4, "loss": "4"}\n[]\n{"step": "5", "loss": 5}\n')
