@@ -94,7 +94,7 @@ def load(model: str | Path, *, checkpoint: str = "best", device: str = "cpu") ->
 def train(preset: str | None = None, *, run: str | Path | None = None, view: View | None = None, **given: Any) -> Path:
     """Train a new run in this process and return its directory; `given` are settings by name, such as max_iters=100.
 
-    Nothing is printed unless a `view` is passed, such as `nanogpt_cli.view.plain.make_view()`.
+    Nothing is printed unless a `view` is passed, such as `nanogpt_cli.view.make_view()`.
 
     Raises:
         UserError: settings that do not fit, a run that exists, missing data.

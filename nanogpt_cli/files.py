@@ -9,13 +9,10 @@ import errno
 import io
 import os
 import re
-import secrets
 import shutil
-import socket
 import stat
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -152,10 +149,13 @@ def temporary_folder(path: Path) -> Iterator[Path]:
 def _temporary(path: Path) -> Path:
     """A name for `path` until it is complete, which tells the process that makes it."""
     maker = f"{_machine()}.{os.getpid()}.{process_started(os.getpid())}"
-    return path.with_name(f"{TEMPORARY_PREFIX}{path.name[:40]}-{maker}-{secrets.token_hex(4)}")
+    return path.with_name(f"{TEMPORARY_PREFIX}{path.name[:40]}-{maker}-{os.urandom(4).hex()}")
 
 
 def _machine() -> str:
+    import socket  # with half of what --help may take
+    import zlib
+
     return f"{zlib.crc32(socket.gethostname().encode(errors='replace')):08x}"
 
 

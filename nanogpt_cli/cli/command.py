@@ -73,7 +73,6 @@ class Group(TyperGroup):
         return typer.main.get_command(one)
 
     def function(self, name: str) -> Any:
-        """What the command calls."""
         from importlib import import_module
 
         module, function = self.commands_by_name[name]
@@ -90,7 +89,6 @@ class Group(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
-        """As in `Command`."""
         formatter.write_usage(ctx.command_path, "COMMAND ...", prefix=f"{_bold('Usage:')} ")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

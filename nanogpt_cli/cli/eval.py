@@ -5,9 +5,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from nanogpt_cli.cli import complete, show
-from nanogpt_cli.cli.model_options import Checkpoint, Device, Dtype, Model, load, place
-from nanogpt_cli.cli.options import Json, flag
+from nanogpt_cli.cli import show
+from nanogpt_cli.cli.options import (
+    Checkpoint,
+    Device,
+    Dtype,
+    Json,
+    Model,
+    complete_data_sets,
+    flag,
+    load,
+    move_to_device,
+)
 from nanogpt_cli.cli.progress import ProgressBar
 from nanogpt_cli.errors import NanogptError, UserError, did_you_mean
 
@@ -35,7 +44,7 @@ def eval_(
     model: Model,
     data: Annotated[
         str | None,
-        flag("NAME", "Data set under data/ [the one MODEL was trained on].", autocompletion=complete.data_sets),
+        flag("NAME", "Data set under data/ [the one MODEL was trained on].", autocompletion=complete_data_sets),
     ] = None,
     data_dir: Annotated[Path | None, flag("DIR", "Folder of the token files, instead of --data.")] = None,
     split: Annotated[Literal["val", "train"], flag("val|train", "Which part of the data.")] = "val",
@@ -64,7 +73,7 @@ def eval_(
     from nanogpt_cli.training import out_of_memory
 
     loaded = load(model, checkpoint)
-    compute = place(loaded, device, dtype)
+    compute = move_to_device(loaded, device, dtype)
     batch_size = batch_size or default_batch_size(loaded.model)
     with out_of_memory.named(
         f"The result is the same with fewer windows a pass: --batch-size {max(1, batch_size // 4)}"

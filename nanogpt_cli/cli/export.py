@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from nanogpt_cli.cli import show
-from nanogpt_cli.cli.model_options import Checkpoint, Model, load
-from nanogpt_cli.cli.options import flag
+from nanogpt_cli.cli.options import Checkpoint, Model, flag, load, unwritable_named
 from nanogpt_cli.cli.progress import ProgressBar
-from nanogpt_cli.cli.writing import writing
 
 if TYPE_CHECKING:
     from nanogpt_cli.data.tokenizers import Tokenizer
@@ -36,7 +34,7 @@ def export(
     loaded = load(model, checkpoint)
     gpt2 = not foreign_switches(loaded.model.config)
     files, remark = _tokenizer_files(loaded.tokenizer, loaded.model.config.block_size, gpt2)
-    with writing(folder, "Name another folder."):
+    with unwritable_named(folder, "Name another folder."):
         done = export_model(
             loaded.model,
             folder,
@@ -48,7 +46,9 @@ def export(
     for note in [*done.notes, *([remark] if remark else [])]:
         show.say(note)
     show.say("read back and compared: every number is the same")
-    print(f"{done.folder}: {done.tensors} tensors, {done.parameters:,} parameters, {done.bytes / 1e6:,.1f} MB, {dtype}")
+    show.result(
+        f"{done.folder}: {done.tensors} tensors, {done.parameters:,} parameters, {done.bytes / 1e6:,.1f} MB, {dtype}"
+    )
 
 
 def _tokenizer_files(tokenizer: "Tokenizer | None", context: int, gpt2: bool) -> tuple[dict[str, bytes], str]:

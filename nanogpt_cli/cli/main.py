@@ -10,6 +10,7 @@ import typer
 
 from nanogpt_cli.cli.command import WIDTH, Group, styled
 from nanogpt_cli.errors import NanogptError, UserError
+from nanogpt_cli.terminal import escaped, give_up
 
 PROGRAM = "nanogpt"
 INTERRUPTED = 130
@@ -137,7 +138,7 @@ def _failed(message: str, code: int) -> int:
 
         traceback.print_exc()
     try:
-        typer.echo(f"{styled('error:', fg='red', bold=True)} {message}", err=True)
+        typer.echo(f"{styled('error:', fg='red', bold=True)} {escaped(message)}", err=True)
     except OSError:  # nobody listens, or the disk that stderr goes to is full: the exit code still tells
         _leave_pipe()
     return code
@@ -145,7 +146,5 @@ def _failed(message: str, code: int) -> int:
 
 def _leave_pipe() -> None:
     """Whoever read has gone: what is still buffered goes nowhere, quietly."""
-    from nanogpt_cli.terminal import give_up
-
     for stream in (sys.stdout, sys.stderr):
         give_up(stream)

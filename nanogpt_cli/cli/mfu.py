@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nanogpt_cli.cli import complete, show
-from nanogpt_cli.cli.options import Json, flag, with_settings
-from nanogpt_cli.cli.writing import writing
+from nanogpt_cli.cli import show
+from nanogpt_cli.cli.options import Json, complete_presets, complete_runs, flag, unwritable_named, with_settings
 from nanogpt_cli.config.layers import Layer, combine, flag_layer
 from nanogpt_cli.config.presets import preset_layer, preset_names
 from nanogpt_cli.config.schema import Config, ModelSettings
@@ -28,8 +27,6 @@ Peak = tuple[float, str] | None  # FLOP/s of one device, and how that is known
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured."""
-
     title: str
     config: Config
     architecture: ModelSettings  # with vocab_size set
@@ -40,7 +37,11 @@ class Subject:
 def mfu(
     what: Annotated[
         str,
-        typer.Argument(metavar="PRESET | RUN", help="What to measure.", autocompletion=complete.presets_and_runs),
+        typer.Argument(
+            metavar="PRESET | RUN",
+            help="What to measure.",
+            autocompletion=lambda: [*complete_presets(), *complete_runs()],
+        ),
     ],
     sweep: Annotated[bool, typer.Option("--sweep", help="Measure batch sizes 1, 2, 4... until memory ends.")] = False,
     profile: Annotated[Path | None, flag("DIR", "Write a trace of a few updates to DIR/trace.json.")] = None,
@@ -57,8 +58,7 @@ def mfu(
     null.
     """
     subject = _find(what, flag_layer(flags))
-    from nanogpt_cli.training import bench as measure
-    from nanogpt_cli.training import out_of_memory
+    from nanogpt_cli.training import bench, out_of_memory
     from nanogpt_cli.training.plan import compute_for, find_peak
 
     config, architecture = subject.config, subject.architecture
@@ -71,14 +71,14 @@ def mfu(
     )
     batch_size = config.train.batch_size if flags["batch_size"] is not None else _fitting_batch(subject, compute)
     if sweep:
-        found = list(measure.sweep(config, architecture, compute, peak=known))
+        found = list(bench.sweep(config, architecture, compute, peak=known))
     else:
         with out_of_memory.named(f"A smaller batch needs less: --batch-size {max(1, batch_size // 2)}, or --sweep"):
             data = subject.data_set
-            found = [measure.measure(config, architecture, compute, batch_size=batch_size, peak=known, data_set=data)]
+            found = [bench.measure(config, architecture, compute, batch_size=batch_size, peak=known, data_set=data)]
     if profile is not None:
-        with writing(profile, "Choose another folder: --profile DIR."):
-            path = measure.profile(config, architecture, compute, batch_size=batch_size, folder=profile)
+        with unwritable_named(profile, "Choose another folder: --profile DIR."):
+            path = bench.profile(config, architecture, compute, batch_size=batch_size, folder=profile)
         show.say(f"trace: {path} (open it in ui.perfetto.dev)")
     sizing = _sizing(subject, compute, found[-1].batch_size)
     if json:

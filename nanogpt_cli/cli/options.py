@@ -1,14 +1,22 @@
-"""Flags that commands share: those of train and resume, generated from the schema, and what helps to declare others."""
+"""Flags that commands share: the settings, generated from the schema, a model and its device, and words to complete."""
 
+import contextlib
 import inspect
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nanogpt_cli.cli import show
 from nanogpt_cli.config.schema import SECTIONS, settings
 from nanogpt_cli.config.setting import Setting
+from nanogpt_cli.errors import UserError
 from nanogpt_cli.machine.rank import DEFAULT_TIMEOUT, Machines
+
+if TYPE_CHECKING:
+    from nanogpt_cli.machine.device import Compute
+    from nanogpt_cli.weights.load import LoadedModel
 
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", bool: ""}
 MACHINES_PANEL = "Several machines"
@@ -19,6 +27,35 @@ def flag(metavar: str, text: str, **more: Any) -> Any:
     return typer.Option(metavar=metavar, help=text, **more)
 
 
+def complete_presets() -> list[str]:
+    """The words that a shell offers for `--preset`; those below are for other arguments."""
+    from nanogpt_cli.config.presets import preset_names
+
+    return preset_names()
+
+
+def complete_runs() -> list[str]:
+    """A path is completed by the shell itself where no name fits."""
+    from nanogpt_cli.runs.directory import list_runs
+
+    return [str(run.path) for run in list_runs()]
+
+
+def complete_data_sets() -> list[str]:
+    return sorted(folder.name for folder in Path("data").glob("*") if folder.is_dir())
+
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A run, a checkpoint file, a nanoGPT out_dir, a Hugging Face folder, or gpt2, gpt2-medium...",
+        autocompletion=complete_runs,
+    ),
+]
+Checkpoint = Annotated[str, flag("best|last|FILE", "Which weights of a run.")]
+Device = Annotated[str, flag("auto|cpu|cuda|mps", "Where to compute.")]
+Dtype = Annotated[str, flag("float32|bfloat16|float16|auto", "Number format of matrix products.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")]
 
@@ -105,3 +142,48 @@ MACHINES = [
     _machine("rdzv_timeout", float, DEFAULT_TIMEOUT, "SECONDS", "How long to wait for all processes to join."),
     _machine("max_restarts", int, 0, "INT", "Go on from the last checkpoint so often when a process dies."),
 ]
+
+
+def load(model: str, checkpoint: str) -> "LoadedModel":
+    """The model, after saying what it is."""
+    from nanogpt_cli.weights.load import load_model
+
+    loaded = load_model(model, checkpoint)
+    show.say(f"model: {loaded.source}")
+    show.notes(loaded.notes)
+    return loaded
+
+
+def move_to_device(loaded: "LoadedModel", device: str, dtype: str) -> "Compute":
+    """Move a model to where it is computed with, and say so."""
+    import torch
+
+    from nanogpt_cli.config.schema import SystemSettings
+    from nanogpt_cli.machine.device import choose_compute
+
+    system = SystemSettings(device=device, dtype=dtype, compile="off")  # type: ignore[arg-type]
+    compute = choose_compute(system, loaded.model.config, long_run=False)
+    compute.prepare()
+    if compute.dtype == torch.float32:
+        torch.set_float32_matmul_precision("highest")  # TF32 would not be what was asked for
+    loaded.model.to(compute.device)
+    show.say(f"device: {compute.describe()}, {compute.dtype_name}")
+    return compute
+
+
+@contextlib.contextmanager
+def unwritable_named(place: Path, advice: str) -> Iterator[None]:
+    """While a result is written to `place`, which the user named; `advice` says how to name another.
+
+    Raises:
+        UserError: the system does not let it be written.
+        DiskFullError: as it is.
+    """
+    from nanogpt_cli.files import DiskFullError
+
+    try:
+        yield
+    except DiskFullError:
+        raise
+    except OSError as error:
+        raise UserError(f"{place}: cannot be written: {error.strerror or error}. {advice}") from None

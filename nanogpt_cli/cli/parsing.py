@@ -21,7 +21,6 @@ class Flags:
     valued: set[str] = field(default_factory=set)
 
     def names(self) -> list[str]:
-        """All of them."""
         return sorted([*self.switches, *self.toggles, *self.valued])
 
 

@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from nanogpt_cli.cli import complete, show
-from nanogpt_cli.cli.writing import writing
+from nanogpt_cli.cli import show
+from nanogpt_cli.cli.options import complete_runs, unwritable_named
 
 
 def plot(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN", help="Runs to draw together.", autocompletion=complete.runs)
+        list[str], typer.Argument(metavar="RUN", help="Runs to draw together.", autocompletion=complete_runs)
     ],
     out: Annotated[Path, typer.Option(help="The picture, .png or .svg.")] = Path("curves.png"),
     over: Annotated[
@@ -26,7 +26,7 @@ def plot(
     from nanogpt_cli.runs.directory import find_run
     from nanogpt_cli.view.plot import draw
 
-    with writing(out, "Choose another place: --out FILE."):
+    with unwritable_named(out, "Choose another place: --out FILE."):
         draw([find_run(word) for word in runs], out, over)
     show.say(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} over {over}:")
-    print(out)
+    show.result(str(out))

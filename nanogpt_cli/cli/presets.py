@@ -4,15 +4,19 @@ from typing import Annotated
 
 import typer
 
-from nanogpt_cli.cli import complete, show
-from nanogpt_cli.cli.options import Json
+from nanogpt_cli.cli import show
+from nanogpt_cli.cli.options import Json, complete_presets
 from nanogpt_cli.errors import UserError
 
 
 def presets(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[show NAME]", help="Print one preset as TOML.", autocompletion=complete.preset_words),
+        typer.Argument(
+            metavar="[show NAME]",
+            help="Print one preset as TOML.",
+            autocompletion=lambda: ["show", *complete_presets()],
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -5,6 +5,7 @@ import time
 from typing import TYPE_CHECKING, Self
 
 from nanogpt_cli.cli import show
+from nanogpt_cli.terminal import escaped
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -28,11 +29,11 @@ class ProgressBar:
             self._bar.stop()
 
     def say(self, text: str) -> None:
-        """A line of its own."""
         show.say(text)
 
     def at(self, what: str, done: float, total: float, text: str = "") -> None:
         """Draw how far `what` is; another `what` than before starts anew."""
+        what, text = escaped(what), escaped(text)
         if self._what is None:
             self._bar = _bar()
         if what != self._what:
@@ -56,7 +57,7 @@ def _bar() -> "Progress | None":
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    words, told = TextColumn("{task.description}"), TextColumn("{task.fields[text]}")
+    words, told = (TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[text]"))
     columns = words, BarColumn(), TaskProgressColumn(), told, TimeRemainingColumn()
     bar = Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4)
     bar.start()

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nanogpt_cli.cli import complete
-from nanogpt_cli.cli.options import DryRun, flag, machines, with_settings
+from nanogpt_cli.cli.options import DryRun, complete_runs, flag, machines, with_settings
 from nanogpt_cli.config.layers import Layer, combine, flag_layer
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 def resume(
     source: Annotated[
         str,
-        typer.Argument(metavar="RUN", help="A run, or with --run a nanoGPT out_dir.", autocompletion=complete.runs),
+        typer.Argument(metavar="RUN", help="A run, or with --run a nanoGPT out_dir.", autocompletion=complete_runs),
     ],
     checkpoint: Annotated[Path | None, flag("FILE", "Go back to this state, in the new run --run.")] = None,
     run: Annotated[Path | None, flag("NEW", "Continue in a new run and leave RUN as it is.")] = None,

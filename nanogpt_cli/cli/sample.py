@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from nanogpt_cli.cli import show
-from nanogpt_cli.cli.model_options import Checkpoint, Device, Dtype, Model, load, place
-from nanogpt_cli.cli.options import Json, flag
+from nanogpt_cli.cli.options import Checkpoint, Device, Dtype, Json, Model, flag, load, move_to_device
 from nanogpt_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def sample(
 
     loaded = load(model, checkpoint)
     encoded = _encode(loaded, prompts)
-    compute = place(loaded, device, dtype)
+    compute = move_to_device(loaded, device, dtype)
     write: Callable[[str], None] = (lambda _: None) if json else show.stream
     found = []
     for number, (text, ids) in enumerate(encoded):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nanogpt_cli.machine.rank import find_place
+from nanogpt_cli.terminal import COMMANDS, escaped, for_stream, give_up
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -23,9 +24,9 @@ def say(text: str = "") -> None:
     """A line of status, to stderr."""
     if main_process():
         try:
-            print(text, file=sys.stderr, flush=True)
+            print(escaped(text), file=sys.stderr, flush=True)
         except OSError:  # a closed pipe, or a full disk
-            _give_up_stderr()
+            give_up(sys.stderr)
 
 
 def notes(texts: Iterable[str]) -> None:
@@ -39,19 +40,25 @@ def warn(text: str) -> None:
     if main_process():
         from rich.text import Text
 
-        _print(Text.assemble(("warning:", "bold yellow"), f" {text}"), stderr=True, soft_wrap=True)
+        _print(Text.assemble(("warning:", "bold yellow"), f" {escaped(text)}"), stderr=True, soft_wrap=True)
 
 
 def stream(text: str) -> None:
     """A piece of a result as soon as it is there, to stdout."""
-    sys.stdout.write(text)
+    sys.stdout.write(for_stream(text, sys.stdout))
     sys.stdout.flush()
+
+
+def result(line: str) -> None:
+    """A whole line of it."""
+    stream(line + "\n")
 
 
 def document(data: Any) -> None:
     """One JSON document on stdout; what is not known is null, never NaN, and no character is lost."""
     narrow = codecs.lookup(sys.stdout.encoding or "ascii").name != "utf-8"
-    print(json.dumps(data, indent=2, ensure_ascii=narrow, allow_nan=False))
+    text = json.dumps(data, indent=2, ensure_ascii=narrow, allow_nan=False)
+    print(COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def number(value: float | None, form: str = ",.4g", unit: str = "") -> str:
@@ -62,7 +69,7 @@ def number(value: float | None, form: str = ",.4g", unit: str = "") -> str:
 def groups(titled: Iterable[tuple[str, Iterable[Sequence[str]]]], *, stderr: bool) -> None:
     """The parts of a report, each a title over its rows."""
     for title, lines in titled:
-        _print(title, stderr=stderr, style="bold")
+        _print(escaped(title), stderr=stderr, style="bold")
         rows([(f"  {label}", *others) for label, *others in lines], stderr=stderr)
 
 
@@ -75,7 +82,7 @@ def rows(lines: Iterable[Sequence[str]], *, stderr: bool) -> None:
     table.add_column(overflow="fold")  # a path that is too long is broken, not cut
     table.add_column(style="dim", overflow="fold")
     for line in lines:
-        table.add_row(*line)
+        table.add_row(*map(escaped, line))
     _print(table, stderr=stderr)
 
 
@@ -87,7 +94,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 
     for place, name in enumerate(columns):
         grid.add_column(name, justify="left" if place < left else "right", no_wrap=place == 0)
     for row in rows:
-        grid.add_row(*row)
+        grid.add_row(*map(escaped, row))
     _print(grid, stderr=False)
 
 
@@ -97,7 +104,7 @@ def _print(what: "RenderableType", *, stderr: bool, **how: Any) -> None:
     except OSError:
         if not stderr:
             raise
-        _give_up_stderr()
+        give_up(sys.stderr)  # nobody listens any more: that ends no work
 
 
 def _console(*, stderr: bool) -> "Console":
@@ -112,10 +119,3 @@ def _console(*, stderr: bool) -> "Console":
 
     stream = sys.stderr if stderr else sys.stdout
     return OurConsole(file=stream, width=None if stream.isatty() else 160, highlight=False, markup=False, emoji=False)
-
-
-def _give_up_stderr() -> None:
-    """Nobody listens any more: that ends no work."""
-    from nanogpt_cli.terminal import give_up
-
-    give_up(sys.stderr)

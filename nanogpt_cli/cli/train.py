@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nanogpt_cli.cli import complete, show
-from nanogpt_cli.cli.options import DryRun, flag, machines, with_settings
+from nanogpt_cli.cli import show
+from nanogpt_cli.cli.options import DryRun, complete_presets, flag, machines, with_settings
 from nanogpt_cli.config.layers import FLAG, Layer, Layered, combine, config_layer, flag_layer
 from nanogpt_cli.config.presets import preset_layer, preset_path
 from nanogpt_cli.config.schema import settings
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def train(
     preset: Annotated[
         str | None,
-        flag("NAME", "Start from a recipe; nanogpt presets lists them.", autocompletion=complete.presets),
+        flag("NAME", "Start from a recipe; nanogpt presets lists them.", autocompletion=complete_presets),
     ] = None,
     config: Annotated[Path | None, flag("FILE", "Settings in TOML, over the preset's.")] = None,
     run: Annotated[Path | None, flag("DIR", "Where the run is kept [default: runs/NAME, a free one].")] = None,

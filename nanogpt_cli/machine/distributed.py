@@ -1,4 +1,13 @@
-"""The processes of one run: how they join, and what they do together. One process is the plain case."""
+"""The processes of one run: how they join, and what they do together. One process is the plain case.
+
+The protocol. Rank 0 of the run listens at an address that all know from their environment, or torch's launcher does
+for it. Every rank writes its host under its number there and waits until all have: so that a missing one is named,
+which torch's own rendezvous cannot do. Then they form a gloo group, over which plain values and errors travel, and,
+where tensors live on GPUs, an nccl group beside it. Rank 0 decides alone (files, clock, plans) and broadcasts; a
+problem that any rank may have is gathered by `agree`, so that either all go on or all raise the same error and one of
+them tells it. All collectives are called in the same order on every rank, and errors that end a rank outside `agree`
+end the others by a lost connection. They leave through a barrier: who went first would look like one that died.
+"""
 
 import contextlib
 import json

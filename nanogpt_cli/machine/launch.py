@@ -1,7 +1,14 @@
 """Starting the ranks of this machine with torch's elastic launcher, and ending as one: one message, one exit code.
 
-The launcher trains nothing and holds no lock. It starts workers that continue a run directory (`nanogpt resume RUN`),
-passes signals on, ends what is left when one rank has died, and restarts by a launch that shares nothing with the last.
+The protocol. The launcher trains nothing and holds no lock: it makes the run directory, then starts one worker a rank
+that continues it (`nanogpt resume RUN`), each told its rank by torch's variables and the rest by `LAUNCHER`. From
+then on rank 0 holds the run's lock, writes and prints; the other ranks' output goes to files that are read only if
+one dies. A signal to the launcher is passed on once, and the ranks save and stop together at a step border; a second
+signal kills them. A rank that fails writes its message, exit code and the time to TORCHELASTIC_ERROR_FILE. The others
+then lose contact and fail too, so what is told is the earliest error that is not about lost contact, or the first
+death without any. Ranks that have not ended `STRAGGLERS` seconds after the first are killed: they wait for one that
+is gone. A death that a restart may cure is followed by a launch that shares nothing with the last, at most --max-
+restarts times.
 """
 
 import contextlib

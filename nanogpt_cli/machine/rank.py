@@ -60,7 +60,6 @@ class Launcher:
     attempt: str  # different for every launch, the same on all machines
 
     def to_environment(self) -> str:
-        """The value of `LAUNCHER`."""
         return json.dumps(asdict(self))
 
 

@@ -1,4 +1,13 @@
-"""What of a run can be trusted after files were damaged, swapped or lost, and what can still be used."""
+"""What of a run can be trusted after files were damaged, swapped or lost, and what can still be used.
+
+The protocol. A save makes ckpt.pt durable under another name, links the old one to ckpt-previous.pt, and renames;
+best.pt follows, metrics came before. So whatever instant a process was killed at, one of the two checkpoints is
+whole, and what lies after it is repeated: metrics are cut back to it, best.pt is rebuilt from it where its own step
+is the best. Here is decided which one that is: the newest whose checksums hold and whose fixed settings are those of
+config.toml, so that a file copied from another run is not taken for this one's. Nothing is deleted that the decision
+did not rest on: a damaged ckpt.pt is kept under another name, and where no state can be trusted, what else there is
+(milestones, best weights) is named with the command that uses it.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -40,7 +40,8 @@ from nanogpt_cli.training.optimizer import Optimizer
 from nanogpt_cli.training.plan import Plan
 from nanogpt_cli.training.speed import StepClock
 from nanogpt_cli.training.state import Facts, TrainingState
-from nanogpt_cli.view.plain import Start, View, make_view
+from nanogpt_cli.view import make_view
+from nanogpt_cli.view.plain import Start, View
 from nanogpt_cli.view.trackers import Trackers, open_trackers
 
 

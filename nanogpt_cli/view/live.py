@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from nanogpt_cli.terminal import give_up
+from nanogpt_cli.terminal import escaped, give_up
 from nanogpt_cli.view.plain import (
     EvalReport,
     PlainView,
@@ -93,7 +93,7 @@ class LiveView(PlainView):
 
     def say(self, text: str) -> None:
         super().say(text)
-        self._guarded(lambda: self._console.print(text))
+        self._guarded(lambda: self._console.print(escaped(text)))
 
     def close(self) -> None:
         self._doing = ""
@@ -144,7 +144,7 @@ class LiveView(PlainView):
         doing = "Ctrl-C saves and stops" if self._doing is None else self._doing
         return Panel(
             grid,
-            title=Text(f"{self._start.run_name} on {self._start.device}", style="bold"),
+            title=Text(escaped(f"{self._start.run_name} on {self._start.device}"), style="bold"),
             title_align="left",
             subtitle=Text(doing) if doing else None,
             subtitle_align="right",
@@ -199,7 +199,6 @@ class History:
         self._weight = 0.0  # of the smoothed value, so that the first losses are not pulled towards zero
 
     def add(self, loss: float) -> None:
-        """Take in one loss."""
         self._weight = SMOOTHING * self._weight + (1 - SMOOTHING)
         share = (1 - SMOOTHING) / self._weight
         self.smoothed = loss if self.smoothed is None else self.smoothed + share * (loss - self.smoothed)

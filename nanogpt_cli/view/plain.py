@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from nanogpt_cli.files import OwnFile, open_own, own_folder
-from nanogpt_cli.terminal import give_up
+from nanogpt_cli.terminal import escaped, give_up
 from nanogpt_cli.view.hints import OverfitWatch, first_loss_hint
 
 LONGEST_SILENCE = 30.0  # seconds
@@ -53,8 +52,6 @@ class StepReport:
 
 @dataclass(frozen=True)
 class EvalReport:
-    """One evaluation."""
-
     step: int
     val_loss: float
     train_loss: float
@@ -106,7 +103,7 @@ class Output:
             self._log = open_own(log_file, append=True)
 
     def line(self, text: str) -> None:
-        """Write one line, or several."""
+        text = escaped(text)
         if self._stream is not None:
             try:
                 self._stream.write(text + "\n")
@@ -119,7 +116,6 @@ class Output:
                 self._log.write(f"{text}\n".encode(errors="replace"))
 
     def close(self) -> None:
-        """Close the log file."""
         if self._log is not None:
             with contextlib.suppress(OSError):
                 self._log.close()
@@ -192,11 +188,9 @@ class Pace:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start."""
         return self._clock() - self._began
 
     def step(self, step: int) -> None:
-        """An update is complete."""
         if self._first is None:
             self._first = (step, self._clock())
 
@@ -248,7 +242,6 @@ def mfu(report: StepReport, start: Start) -> str:
 
 
 def peak(tflops: float) -> str:
-    """A peak with its unit."""
     return f"{tflops * 1000:.0f} GFLOP/s" if tflops < 1 else f"{tflops:.4g} TFLOP/s"
 
 
@@ -269,16 +262,3 @@ def duration(seconds: float | None) -> str:
         if whole >= size:
             return f"{whole // size}{unit} {whole % size // small:02d}{small_unit}"
     return f"{whole}s"
-
-
-def make_view(stream: TextIO | None = None, rank: int = 0, log_file: Path | None = None) -> View:
-    """The view for this place: a panel on a terminal, plain lines elsewhere, nothing on ranks but the first.
-
-    `stream` is standard error if it is not given; `log_file` gets every line as well.
-    """
-    from nanogpt_cli.view.live import LiveView, usable_terminal
-
-    stream = sys.stderr if stream is None else stream
-    if rank != 0:
-        return SilentView()
-    return LiveView(stream, log_file) if usable_terminal(stream) else PlainView(stream, log_file)

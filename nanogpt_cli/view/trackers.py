@@ -28,12 +28,10 @@ class TensorBoard:
         self._writer = SummaryWriter(str(run.logs / "tensorboard"), purge_step=purge)
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """One scalar a number."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is left."""
         self._writer.close()
 
 
@@ -57,11 +55,9 @@ class WandB:
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """One row."""
         self._run.log({"step": step, **values})
 
     def close(self) -> None:
-        """Send what is left."""
         self._run.finish()
 
 

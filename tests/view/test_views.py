@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanogpt_cli.files import OwnFile
+from nanogpt_cli.view import make_view
 from nanogpt_cli.view.hints import OverfitWatch, first_loss_hint
 from nanogpt_cli.view.live import History, LiveView, usable_terminal
 from nanogpt_cli.view.plain import (
@@ -24,7 +25,6 @@ from nanogpt_cli.view.plain import (
     Start,
     StepReport,
     duration,
-    make_view,
     peak,
     quantity,
 )
