@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 
-from nanogpt_cli.cli import complete, show
-from nanogpt_cli.cli.options import Json, flag
-from nanogpt_cli.cli.writing import writing
+from nanogpt_cli.cli import show
+from nanogpt_cli.cli.options import Json, complete_runs, flag, unwritable_named
 
 
 def watch(
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN...]", help="By default all.", autocompletion=complete.runs)
+        list[str] | None, typer.Argument(metavar="[RUN...]", help="By default all.", autocompletion=complete_runs)
     ] = None,
     save: Annotated[Path | None, flag("FILE", "Write the page as one .html file to send, and stop.")] = None,
     port: Annotated[int, flag("N", "Where to listen on 127.0.0.1; 0 is any free port.", min=0, max=65535)] = 6070,
@@ -34,7 +33,7 @@ def watch(
     paths = [str(run.path) for run in find()]
     if save is not None:
         page = saved_page(find()).encode()
-        with writing(save, "Choose another place: --save FILE."):
+        with unwritable_named(save, "Choose another place: --save FILE."):
             atomic_write(save, lambda file: file.write(page))
         show.document({"file": str(save), "runs": paths}) if json else print(save)
         return
