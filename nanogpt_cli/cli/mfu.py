@@ -106,15 +106,16 @@ def _find(what: str, changes: Layer) -> Subject:
     Raises:
         UserError: neither; names the nearest of both.
     """
-    from nanogpt_cli.runs.directory import RUNS, RunDirectory, find_run, list_runs, read_config
+    from nanogpt_cli.runs.directory import RUNS, RunDirectory, list_runs, read_config
+    from nanogpt_cli.weights.resolve import find_run, look_up
 
     presets = preset_names()
     if what.replace("-", "_") in presets and not RunDirectory(Path(what)).config.exists():
         layer = preset_layer(what)
         config = combine(layer, changes).config
         return _subject(layer.origin, config, config.model)
-    runs = [run.name for run in list_runs()]
-    if not Path(what).exists() and what.replace("_", "-") not in [name.replace("_", "-") for name in runs]:
+    if look_up(what) is None and not Path(what).exists():
+        runs = [run.name for run in list_runs()]
         near = did_you_mean(what, [*presets, *runs])
         there = f"presets: {', '.join(presets)}; runs in {RUNS}/: {', '.join(runs) or 'none'}"
         raise UserError(f"{what}: neither a preset nor a run.{near} There are {there}.")

@@ -146,6 +146,9 @@ MACHINES = [
 
 def load(model: str, checkpoint: str) -> "LoadedModel":
     """The model, after saying what it is."""
+    from nanogpt_cli.weights.resolve import find_model
+
+    find_model(model)  # a mistyped name is answered before torch is imported
     from nanogpt_cli.weights.load import load_model
 
     loaded = load_model(model, checkpoint)

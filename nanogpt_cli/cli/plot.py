@@ -23,8 +23,8 @@ def plot(
 
     Thin lines are training losses, thick ones with marks validation losses. The name of the picture is printed.
     """
-    from nanogpt_cli.runs.directory import find_run
     from nanogpt_cli.view.plot import draw
+    from nanogpt_cli.weights.resolve import find_run
 
     with unwritable_named(out, "Choose another place: --out FILE."):
         draw([find_run(word) for word in runs], out, over)

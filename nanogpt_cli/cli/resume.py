@@ -30,8 +30,9 @@ def resume(
     """
     from nanogpt_cli.cli.progress import ProgressBar
     from nanogpt_cli.cli.report import carry_out
-    from nanogpt_cli.runs.directory import find_run, read_config, refuse_existing
+    from nanogpt_cli.runs.directory import read_config, refuse_existing
     from nanogpt_cli.training.resume import plan_resume
+    from nanogpt_cli.weights.resolve import find_run
 
     where = machines(flags)
     changes = flag_layer(flags)

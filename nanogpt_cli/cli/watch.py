@@ -24,8 +24,9 @@ def watch(
     JSON: an object with runs (paths) and url or, with --save, file.
     """
     from nanogpt_cli.files import atomic_write
-    from nanogpt_cli.runs.directory import RunDirectory, find_run, list_runs
+    from nanogpt_cli.runs.directory import RunDirectory, list_runs
     from nanogpt_cli.view.watch import Server, saved_page
+    from nanogpt_cli.weights.resolve import find_run
 
     def find() -> list[RunDirectory]:
         return [find_run(word) for word in runs] if runs else list_runs()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nanogpt_cli import files
-from nanogpt_cli.errors import NanogptError, UserError, did_you_mean, typed
+from nanogpt_cli.errors import NanogptError, UserError, typed
 from nanogpt_cli.foreign import read_toml
 from nanogpt_cli.runs import lock as locking
 from nanogpt_cli.runs.metrics import read_metrics
@@ -130,29 +130,6 @@ def list_runs(root: Path = RUNS) -> list[RunDirectory]:
     found = [RunDirectory(path) for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
     runs = [run for run in found if run.config.exists() or run.checkpoint.exists()]
     return sorted(runs, key=lambda run: [(int(p) if p.isdigit() else 0, p) for p in re.split(r"(\d+)", run.name)])
-
-
-def find_run(word: str, root: Path = RUNS) -> RunDirectory:
-    """The run a user means: a path, or a name in `root`, where - and _ are alike.
-
-    Raises:
-        UserError: there is none; names what was found instead, or the nearest run.
-    """
-    path, runs = Path(word), list_runs(root)
-    for run in (RunDirectory(path), RunDirectory(root / word)):
-        # a run may have lost its config.toml; False, not an error, for a name that no file system takes
-        if any(map(os.path.exists, (run.config, run.checkpoint))):
-            return run
-    if named := run_named(word, runs):
-        return named
-    if os.path.isfile(path) and RunDirectory(path.parent).config.exists():  # noqa: PTH113
-        raise UserError(f"{word} is a file of a run. Name the run itself: {typed(path.parent)}")
-    for place in (path, root / word):
-        if os.path.isdir(place):  # noqa: PTH112
-            raise UserError(f"{place} is no run directory: it has no config.toml.")
-    names = [run.name for run in runs]
-    listed = f" Runs in {root}/: {', '.join(names)}." if names else f" There are no runs in {root}/."
-    raise UserError(f"{word}: no such run.{did_you_mean(path.name, names)}{listed}")
 
 
 def run_named(word: str, runs: list[RunDirectory]) -> RunDirectory | None:

@@ -175,7 +175,7 @@ def check_settings(config: Config, *, place: Place = ALONE, machines: int = 1) -
     Raises:
         UserError: this machine lacks something, the ranks do not divide the rows, or init_from names nothing.
     """
-    from nanogpt_cli.weights.load import find_model
+    from nanogpt_cli.weights.resolve import find_model
 
     _shared_out(config, place, machines)
     choose_compute(config.system, config.model, local_rank=place.device_index)

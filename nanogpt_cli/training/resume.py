@@ -12,12 +12,13 @@ from nanogpt_cli.config.schema import Config, ModelSettings
 from nanogpt_cli.data.tokens.files import difference
 from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.runs.checkpoint import Checkpoint, is_nanogpt, load_training_state, read_torch_file
-from nanogpt_cli.runs.directory import RunDirectory, find_run
+from nanogpt_cli.runs.directory import RunDirectory
 from nanogpt_cli.runs.form import Progress
 from nanogpt_cli.runs.recovery import Source, best_problem, fixed_differences, newest_state
 from nanogpt_cli.training.plan import Plan, differences, plan_run
 from nanogpt_cli.training.state import Facts, as_checkpoint
 from nanogpt_cli.weights.nanogpt import NanoGPTCheckpoint, from_nanogpt
+from nanogpt_cli.weights.resolve import find_run, look_up
 
 SCHEDULE_SETTINGS = ("schedule", "learning_rate", "min_lr", "warmup_iters", "lr_decay_iters")
 
@@ -170,16 +171,20 @@ def _schedule(saved: Checkpoint, before: Config, now: Config) -> Schedule:
 
 
 def _nanogpt_file(word: str) -> Path | None:
-    path = Path(word)
-    if path.is_file() and RunDirectory(path.parent).config.exists():
+    """The nanoGPT checkpoint that `word` names; UserError for a file of a run."""
+    found = look_up(word)
+    if found is None or found.kind == "run":
+        return None
+    path = found.path
+    if found.kind == "file" and RunDirectory(path.parent).config.exists():
         run = typed(path.parent)
         raise UserError(
             f"{word} is a file of a run: nanogpt resume {run} continues the run. To go on from this file type "
             f"nanogpt resume {run} --checkpoint {typed(path.name)} --run NEW"
         )
-    if path.is_dir() and not RunDirectory(path).config.exists() and (path / "ckpt.pt").is_file():
+    if found.kind == "checkpoint folder":
         return path / "ckpt.pt" if is_nanogpt(read_torch_file(path / "ckpt.pt")) else None
-    return path if path.is_file() else None
+    return path if found.kind == "file" else None
 
 
 def _from_nanogpt(path: Path) -> Source:

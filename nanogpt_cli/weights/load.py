@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,16 @@ from nanogpt_cli.config.schema import Config, ModelSettings
 from nanogpt_cli.data.tokenizers import CharTokenizer, TiktokenTokenizer, Tokenizer, tokenizer_from_toml
 from nanogpt_cli.data.tokens.data_set import DataSet
 from nanogpt_cli.data.tokens.formats import read_meta_pkl
-from nanogpt_cli.errors import UserError, did_you_mean, typed
+from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.foreign import LARGE, read_toml
 from nanogpt_cli.model.build import build_model
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.runs.checkpoint import damage, is_nanogpt, own_checkpoint, read_torch_file, refuse_non_finite
-from nanogpt_cli.runs.directory import RUNS, RunDirectory, list_runs, plain_name, run_named
+from nanogpt_cli.runs.directory import RunDirectory
 from nanogpt_cli.weights.hugging_face import read_folder
 from nanogpt_cli.weights.nanogpt import from_nanogpt
-from nanogpt_cli.weights.pretrained import CONFIG, GPT2_MODELS, WEIGHTS, hub_directory
+from nanogpt_cli.weights.pretrained import hub_directory
+from nanogpt_cli.weights.resolve import find_model
 
 GPT2_IDS, GPT2_EOT = 50_257, 50_256
 GPT2_TABLES = (GPT2_IDS, 50_304)  # as released, and padded as nanoGPT does
@@ -57,7 +57,7 @@ def load_model(word: str, checkpoint: str = "best", device: str | torch.device =
     """The model a user means. Nothing on disk changes.
 
     Args:
-        word: a path, else a name in runs/ (`-` and `_` alike), else gpt2, gpt2-medium, gpt2-large or gpt2-xl.
+        word: see `look_up`.
         checkpoint: of a run: "best", "last", or a file, by path or by its name in the run.
         device: where the weights go.
 
@@ -66,14 +66,19 @@ def load_model(word: str, checkpoint: str = "best", device: str | torch.device =
         NanogptError: a released GPT-2 that is neither cached nor to be had.
     """
     found = find_model(word)
-    if isinstance(found, str):
-        loaded = _from_folder(hub_directory(found), released=found)
-    elif (found / "config.toml").is_file():
-        loaded = _from_run(RunDirectory(found), checkpoint)
-    elif (found / CONFIG).is_file():
-        loaded = _from_folder(found)
-    else:
-        loaded = _from_file(found / "ckpt.pt" if found.is_dir() else found)
+    match found.kind:
+        case "published":
+            loaded = _from_folder(hub_directory(found.published), released=found.published)
+        case "run":
+            loaded = _from_run(RunDirectory(found.path), checkpoint)
+        case "Hugging Face folder":
+            loaded = _from_folder(found.path)
+        case "checkpoint folder":
+            loaded = _from_file(found.path / "ckpt.pt")
+        case "file":
+            loaded = _from_file(found.path)
+    if found.note:
+        loaded = dataclasses.replace(loaded, notes=(found.note, *loaded.notes))
     refuse_non_finite(loaded.model.state_dict(), loaded.source, "weights")
     loaded.model.to(device)
     return loaded
@@ -91,33 +96,6 @@ def check_reads(loaded: LoadedModel, data_set: DataSet) -> None:
 
 def _meaning(tokenizer: Tokenizer) -> tuple[str, str | int]:
     return tokenizer.kind, tokenizer.alphabet if isinstance(tokenizer, CharTokenizer) else tokenizer.size
-
-
-def find_model(word: str) -> Path | str:
-    """The file or folder of a model, or the name of a released one.
-
-    Raises:
-        UserError: nothing of that name; says what there is.
-    """
-    path = Path(word)
-    if os.path.isfile(path):  # noqa: PTH113 - False, not an error, for a name no file system takes
-        return path.parent if path.name == WEIGHTS else path
-    if os.path.isdir(path):  # noqa: PTH112
-        if any((path / name).is_file() for name in ("config.toml", CONFIG, "ckpt.pt")):
-            return path
-        raise UserError(
-            f"{word} is a folder, but no model: it has no config.toml (a run), no {CONFIG} (Hugging Face) "
-            "and no ckpt.pt (nanoGPT)."
-        )
-    runs = list_runs()
-    if run := run_named(word, runs):
-        return run.path
-    if plain_name(word) in GPT2_MODELS:
-        return plain_name(word)
-    names = [run.name for run in runs]
-    near = did_you_mean(word, [*names, *GPT2_MODELS])
-    there = f"runs in {RUNS}/: {', '.join(names) or 'none'}; names: {', '.join(GPT2_MODELS)}"
-    raise UserError(f"{word}: no such model.{near} There is no such path; {there}.")
 
 
 def _from_run(run: RunDirectory, checkpoint: str) -> LoadedModel:

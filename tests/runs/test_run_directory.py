@@ -19,7 +19,6 @@ from nanogpt_cli.runs import lock as locking
 from nanogpt_cli.runs.directory import (
     RunDirectory,
     create_run,
-    find_run,
     list_runs,
     lock,
     new_run_path,
@@ -161,41 +160,6 @@ class TestNames:
         (tmp_path / ".hidden" / "config.toml").write_text("")
         assert [run.name for run in list_runs(tmp_path)] == ["abc", "gpt2", "gpt2-9", "gpt2-10"]
         assert list_runs(tmp_path / "nowhere") == []
-
-    def test_a_run_is_found_by_path_and_by_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        run = make(tmp_path / "runs" / "my-run_1")
-        monkeypatch.chdir(tmp_path)
-        for word in ("runs/my-run_1", "runs/my-run_1/", str(run.path), "my-run_1", "my_run_1", "my-run-1"):
-            assert find_run(word).path.resolve() == run.path, word
-        monkeypatch.chdir(run.path)
-        assert find_run(".").name == "my-run_1"
-
-    def test_an_exact_name_wins_over_one_that_is_alike(self, tmp_path: Path) -> None:
-        for name in ("a-b", "a_b"):
-            make(tmp_path / name)
-        assert [find_run(name, tmp_path).name for name in ("a-b", "a_b")] == ["a-b", "a_b"]
-
-    def test_messages_name_what_is_there_instead(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(tmp_path)
-        with pytest.raises(UserError, match="There are no runs in runs/"):
-            find_run("x")
-        run = make(Path("runs/shakespeare"))
-        save(run)
-        with pytest.raises(UserError, match=r"Did you mean shakespeare\? Runs in runs/: shakespeare"):
-            find_run("shakespear")
-        with pytest.raises(UserError, match=r"is a file of a run\. Name the run itself: runs/shakespeare"):
-            find_run("runs/shakespeare/ckpt.pt")
-        Path("out").mkdir()
-        with pytest.raises(UserError, match=r"out is no run directory: it has no config\.toml"):
-            find_run("out")
-
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
-    @given(word=st.text() | st.text("./\0~*", max_size=6) | st.just("x" * 5000))
-    def test_any_word_finds_a_run_or_is_answered(self, tmp_path: Path, word: str) -> None:
-        found = None
-        with contextlib.suppress(UserError):
-            found = find_run(word, tmp_path)
-        assert found is None or found.config.exists()
 
 
 def put_lines(run: RunDirectory, *lines: dict[str, Any]) -> None:

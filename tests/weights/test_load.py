@@ -45,6 +45,13 @@ def test_a_run_means_its_best_weights() -> None:
     assert "best.pt (step 7, validation loss 2.5000)" in loaded.source
 
 
+def test_a_run_with_a_published_name_says_how_to_get_the_other() -> None:
+    make_run(Path("runs/gpt2"))
+    loaded = load_model("gpt2")
+    assert loaded.source.startswith("runs/gpt2/best.pt")
+    assert "openai-community/gpt2" in loaded.notes[0]
+
+
 @pytest.mark.parametrize("word", ["last", "ckpt.pt", "runs/a/ckpt.pt"])
 def test_other_checkpoints_of_a_run(word: str) -> None:
     make_run(Path("runs/a"))
