@@ -98,6 +98,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 
     _print(grid, stderr=False)
 
 
+def drawing(what: "RenderableType") -> None:
+    """Something that draws itself, on stdout."""
+    _print(what, stderr=False)
+
+
 def _print(what: "RenderableType", *, stderr: bool, **how: Any) -> None:
     try:
         _console(stderr=stderr).print(what, **how)

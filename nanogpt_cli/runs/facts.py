@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,19 @@ def run_facts(run: RunDirectory) -> RunFacts:
         bytes_per_token=_positive(settings.get("bytes_per_token")),
         flops_per_token=_positive(settings.get("flops_per_token")),
     )
+
+
+def common_unit(facts: Sequence[RunFacts]) -> tuple[str, list[float]]:
+    """The unit in which losses of these runs compare, and what to multiply each run's nats a token with.
+
+    Where tokenizers differ, tokens are no common measure: bits per byte = nats / ln 2 / bytes a token.
+    """
+    known = [one.bytes_per_token for one in facts if one.bytes_per_token is not None]
+    if len({one.tokenizer_id for one in facts}) < 2:
+        return "nats a token", [1.0] * len(facts)
+    if len(known) < len(facts):
+        return "nats a token, which do not compare: tokenizers differ", [1.0] * len(facts)
+    return "bits per byte", [1 / math.log(2) / length for length in known]
 
 
 def _tables(path: Path) -> dict[str, Any]:

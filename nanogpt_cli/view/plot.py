@@ -1,36 +1,27 @@
-"""Curves of one or more runs as a picture: losses, learning rate and speed (extra: plot).
+"""Curves of one or more runs as a picture: losses, learning rate and speed. It needs matplotlib.
 
 Readable in black and white and for colour-blind people: Okabe and Ito's colours, each with its own dashes and marker.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.files import atomic_write
 from nanogpt_cli.runs.directory import RunDirectory
-from nanogpt_cli.runs.metrics import read_metrics
+from nanogpt_cli.terminal import escaped
+from nanogpt_cli.view.curves import Axis, Curves, comparable_curves, loss_limits, time_unit, xy
 
-Axis = Literal["steps", "tokens", "time"]
-Curves = defaultdict[str, list[tuple[int, float]]]  # of one run, by name: (step, value) pairs in order
 FORMATS = (".png", ".svg")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = "os^Dvx+P*"
-MOST_POINTS = 2000
-_KEYS = {"steps": "step", "tokens": "tokens", "time": "time_s"}
-
-
-def read_curves(run: RunDirectory) -> Curves:
-    """All numbers of metrics.jsonl, each key its own curve. An evaluation's train_loss is not the steps' loss."""
-    curves: Curves = defaultdict(list)
-    for line in read_metrics(run.metrics):
-        for key, value in line.items():
-            if isinstance(value, int | float):
-                curves[key].append((line["step"], float(value)))
-    return curves
+FONTS = ("Noto Sans CJK JP", "WenQuanYi Zen Hei", "PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Malgun Gothic")
 
 
 def draw(runs: Sequence[RunDirectory], out: Path, axis: Axis = "steps") -> None:
@@ -43,37 +34,66 @@ def draw(runs: Sequence[RunDirectory], out: Path, axis: Axis = "steps") -> None:
         raise UserError(f"{out}: pictures are written as .png or .svg. Type --out {typed(out.stem or 'curves')}.png")
     if not out.parent.is_dir() or out.is_dir():
         raise UserError(f"{out}: {'is a folder' if out.is_dir() else f'there is no folder {out.parent}'}.")
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise UserError("plot needs matplotlib. Install it with: pip install 'nanogpt-cli[plot]'") from None
-    curves = [read_curves(run) for run in runs]
-    for run, one in zip(runs, curves, strict=True):
-        if not one["loss"] and not one["val_loss"]:
-            raise UserError(f"{run.path}: nothing to draw yet: {run.metrics} holds no losses.")
+    curves, unit = comparable_curves(runs)
     form = out.suffix.lower()[1:]
     metadata = {"Date": None} if form == "svg" else {}
-    with matplotlib.rc_context({"svg.hashsalt": "nanogpt", "font.size": 10}):  # the same curves, the same bytes
-        figure = Figure(figsize=(7, 7.5), layout="constrained")
-        _fill(figure, [run.name for run in runs], curves, axis)
-        atomic_write(out, lambda file: figure.savefig(file, format=form, dpi=150, metadata=metadata))
+    with _quiet_matplotlib() as matplotlib:
+        from matplotlib.figure import Figure
+
+        style = {"svg.hashsalt": "nanogpt", "font.size": 10, "font.family": _fonts()}  # the same curves, the same bytes
+        with matplotlib.rc_context(style):
+            figure = Figure(figsize=(7, 7.5), layout="constrained")
+            _fill(figure, [_label(run.name) for run in runs], curves, axis, unit)
+            atomic_write(out, lambda file: figure.savefig(file, format=form, dpi=150, metadata=metadata))
 
 
-def _fill(figure: Any, names: Sequence[str], curves: Sequence[Curves], axis: Axis) -> None:
+@contextlib.contextmanager
+def _quiet_matplotlib() -> Iterator[Any]:
+    """The library, without its words about a home it cannot write to and about characters that no font here has."""
+    if find_spec("matplotlib") is None:
+        raise UserError("pictures need matplotlib. Install it with: pip install matplotlib")
+    logger = logging.getLogger("matplotlib")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        import matplotlib
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing")
+            yield matplotlib
+    finally:
+        logger.setLevel(level)
+
+
+def _fonts() -> list[str]:
+    """Matplotlib's own font, and for what it lacks those of the world's other scripts that are here."""
+    from matplotlib import font_manager
+
+    there = {font.name for font in font_manager.fontManager.ttflist}
+    return ["DejaVu Sans", *(name for name in FONTS if name in there)]
+
+
+def _label(name: str) -> str:
+    """A name as text: $ would begin a formula, and a legend leaves out what begins with _."""
+    plain = escaped(name).replace("$", r"\$")
+    return f" {plain}" if plain.startswith("_") else plain
+
+
+def _fill(figure: Any, names: Sequence[str], curves: Sequence[Curves], axis: Axis, unit: str) -> None:
     loss, rate, speed = figure.subplots(3, 1, sharex=True, height_ratios=(5, 2, 2))
     for number, (name, one) in enumerate(zip(names, curves, strict=True)):
         colour = COLOURS[number % len(COLOURS)]
         dashes, marker = DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)]
         label = f"{name}: " if len(curves) > 1 else ""
         style = {"color": colour, "linestyle": dashes}
-        loss.plot(*_xy(one, "loss", axis), **style, linewidth=1, alpha=0.55, label=f"{label}train")
-        val = _xy(one, "val_loss", axis)
+        loss.plot(*xy(one, "loss", axis), **style, linewidth=1, alpha=0.55, label=f"{label}train")
+        val = xy(one, "val_loss", axis)
         every = max(1, len(val[0]) // 12)
         loss.plot(*val, **style, linewidth=2, marker=marker, markevery=every, markersize=5, label=f"{label}val")
-        rate.plot(*_xy(one, "lr", axis), **style, linewidth=1.5)
-        speed.plot(*_xy(one, "tokens_per_s", axis), **style, linewidth=1)
-    loss.set(ylabel="loss (nats a token)", ylim=_limits(curves))
+        rate.plot(*xy(one, "lr", axis), **style, linewidth=1.5)
+        speed.plot(*xy(one, "tokens_per_s", axis), **style, linewidth=1)
+    losses = [[loss for _, loss in one[key]] for one in curves for key in ("loss", "val_loss") if one[key]]
+    loss.set(ylabel=f"loss ({unit})", ylim=loss_limits(losses))
     rate.set(ylabel="learning rate")
     speed.set(ylabel="tokens/s", ylim=(0, None), xlabel={"time": "training time", "steps": "updates"}.get(axis, axis))
     loss.legend(frameon=False, fontsize=9)
@@ -82,28 +102,6 @@ def _fill(figure: Any, names: Sequence[str], curves: Sequence[Curves], axis: Axi
         part.spines[["top", "right"]].set_visible(False)
     figure.align_ylabels()
     _name_units(rate, speed, axis)
-
-
-def _xy(curves: Curves, key: str, axis: Axis) -> tuple[list[float], list[float]]:
-    """The curve over the axis. Evaluations carry only their step: their place is looked up between log steps."""
-    import numpy as np
-
-    group = -(-len(curves[key]) // MOST_POINTS) or 1  # a picture shows no more: neighbours are averaged
-    points = [np.mean(curves[key][at : at + group], axis=0) for at in range(0, len(curves[key]), group)]
-    steps, values = [float(step) for step, _ in points], [float(value) for _, value in points]
-    if axis == "steps":
-        return steps, values
-    known = [(0.0, 0.0), *curves[_KEYS[axis]]]
-    return list(np.interp(steps, [step for step, _ in known], [place for _, place in known])), values
-
-
-def _limits(curves: Sequence[Curves]) -> tuple[float, float]:
-    """From just below the lowest loss up to ln(vocab)'s surroundings: spikes beyond the first loss are cut off."""
-    starts = [one[key][0][1] for one in curves for key in ("loss", "val_loss") if one[key]]
-    values = [value for one in curves for key in ("loss", "val_loss") for _, value in one[key]]
-    low, high = min(values), max(starts)
-    room = 0.05 * max(high - low, 0.1)
-    return low - room, high + room
 
 
 def _name_units(rate: Any, speed: Any, axis: Axis) -> None:
@@ -115,6 +113,6 @@ def _name_units(rate: Any, speed: Any, axis: Axis) -> None:
         speed.xaxis.set_major_formatter(EngFormatter(sep=""))
     if axis == "time":
         longest = speed.get_xlim()[1]
-        size, unit = next((s, u) for s, u in ((3600, "h"), (60, "min"), (1, "s")) if longest > 3 * s or s == 1)
+        size, unit = time_unit(longest)
         speed.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds / size:g}"))
         speed.set_xlabel(f"training time ({unit})")

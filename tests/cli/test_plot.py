@@ -1,5 +1,7 @@
 """`nanogpt plot`: runs by name or path in, the name of a picture out."""
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,22 @@ def test_mistakes_are_answered_and_nothing_is_made(
     assert "Traceback" not in shown.err
     assert shown.out == ""
     assert sorted(path.name for path in two_runs.iterdir()) == ["runs"]
+
+
+def test_without_matplotlib_or_by_wish_it_is_drawn_in_the_terminal(
+    two_runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert nanogpt(["plot", "one-run", "--out", "-"]) == 0
+    wished = capsys.readouterr().out
+    assert "loss (nats a token)" in wished
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert nanogpt(["plot", "one-run"]) == 0
+    assert capsys.readouterr().out == wished
+    assert nanogpt(["plot", "one-run", "--out", "a.png"]) == 2
+    assert "pip install matplotlib" in capsys.readouterr().err
+    assert sorted(path.name for path in two_runs.iterdir()) == ["runs"]
+
+
+def test_programs_get_one_document(two_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert nanogpt(["plot", "one-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"file": "curves.png", "runs": ["runs/one-run"]}

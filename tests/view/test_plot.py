@@ -1,5 +1,7 @@
 """Pictures of runs: the right numbers, distinguishable without colour, whole or absent."""
 
+import os
+import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -10,8 +12,10 @@ import pytest
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.runs.directory import RunDirectory, create_run
 from nanogpt_cli.runs.metrics import MetricsLog
-from nanogpt_cli.view import plot
-from nanogpt_cli.view.plot import draw, read_curves
+from nanogpt_cli.view import curves, plot
+from nanogpt_cli.view.curves import read_curves
+from nanogpt_cli.view.plot import draw
+from tests.view.made import make_run
 
 
 def make(path: Path, count: int = 40, start: float = 4.2) -> RunDirectory:
@@ -97,7 +101,7 @@ def test_a_spike_does_not_flatten_the_picture(tmp_path: Path, figures: list[Any]
 
 
 def test_a_long_run_stays_a_small_file(tmp_path: Path, figures: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plot, "MOST_POINTS", 10)
+    monkeypatch.setattr(curves, "MOST_POINTS", 10)
     draw([make(tmp_path / "x", count=95)], tmp_path / "a.svg")
     train = figures[0].axes[0].lines[0]
     assert len(train.get_xdata()) == 10
@@ -133,6 +137,38 @@ def test_a_place_that_is_none(tmp_path: Path) -> None:
 
 def test_without_matplotlib_the_message_has_the_line_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"pip install 'nanogpt-cli\[plot\]'"):
+    with pytest.raises(UserError, match="pip install matplotlib"):
         draw([make(tmp_path / "x")], tmp_path / "a.png")
     assert not (tmp_path / "a.png").exists()
+
+
+@pytest.mark.parametrize("name", ["実験", "_hidden", "$\\frac{$", "a\x1b[2J"])
+def test_every_name_is_drawn_quietly(
+    tmp_path: Path, figures: list[Any], name: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    draw([make(tmp_path / name), make(tmp_path / "other")], tmp_path / "a.png")
+    labels = [text.get_text() for text in figures[0].axes[0].get_legend().get_texts()]
+    assert len(labels) == 4
+    assert len(recwarn) == 0
+
+
+def test_runs_of_different_tokenizers_are_drawn_in_bits_per_byte(tmp_path: Path, figures: list[Any]) -> None:
+    runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", bytes_per_token=4.0, tokenizer={"kind": "gpt2"})]
+    draw(runs, tmp_path / "a.svg")
+    loss = figures[0].axes[0]
+    assert loss.get_ylabel() == "loss (bits per byte)"
+    a, b = (line.get_ydata()[-1] for line in loss.lines[1::2])
+    assert a == pytest.approx(4 * b)
+
+
+def test_a_home_that_cannot_be_written_to_is_no_news(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run = make_run(tmp_path / "x")
+    words = "from nanogpt_cli.view.plot import draw, RunDirectory, Path"
+    code = f"{words}\ndraw([RunDirectory(Path({str(run.path)!r}))], Path('a.svg'))"
+    nowhere = tmp_path / "file"
+    nowhere.touch()
+    environment = {**os.environ, "HOME": str(nowhere), "MPLCONFIGDIR": str(nowhere / "x")}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stderr == ""
+    assert (tmp_path / "a.svg").exists()
