@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from nanogpt_cli.config.derived import data_folder
@@ -12,8 +13,9 @@ from nanogpt_cli.config.presets import preset_layer
 from nanogpt_cli.config.schema import SystemSettings, settings
 from nanogpt_cli.data.text.prepare import ensure_prepared
 from nanogpt_cli.errors import UserError, did_you_mean
+from nanogpt_cli.inference.evaluate import TextTokens, default_batch_size, evaluate_split
 from nanogpt_cli.inference.sample import prompt_ids, start_of_text, write_samples
-from nanogpt_cli.machine.device import choose_compute, inference
+from nanogpt_cli.machine.device import Compute, choose_compute
 from nanogpt_cli.model.generate import Sampling
 from nanogpt_cli.runs.directory import RUNS, new_run_path
 from nanogpt_cli.training.plan import check_settings, plan_run
@@ -67,16 +69,13 @@ class Model:
         Raises:
             UserError: fewer than two tokens, or characters that the model does not know.
         """
-        ids = torch.tensor(prompt_ids(text, self.loaded.tokenizer, self.loaded.token_limit))
+        ids = np.array(prompt_ids(text, self.loaded.tokenizer, self.loaded.token_limit), dtype=np.int64)
         if len(ids) < 2:
             raise UserError("loss needs a text of at least two tokens: the first one is not predicted.")
-        model, width = self.loaded.model, self.loaded.model.config.block_size
-        device, total = model.wte.weight.device, 0.0
-        with inference(model):
-            for first in range(0, len(ids) - 1, width):
-                window = ids[first : first + width + 1].to(device)[None]
-                total += float(model(window[:, :-1], window[:, 1:], reduction="none").double().sum())
-        return total / (len(ids) - 1)
+        model = self.loaded.model
+        compute = Compute(model.wte.weight.device, torch.float32, compile=False, deterministic=False, reasons={})
+        batch_size = default_batch_size(model)
+        return evaluate_split(model, TextTokens(ids), batch_size=batch_size, compute=compute).loss
 
 
 def load(model: str | Path, *, checkpoint: str = "best", device: str = "cpu") -> Model:

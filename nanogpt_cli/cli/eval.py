@@ -1,7 +1,6 @@
 """`nanogpt eval`: how good a model is, on a whole split or on a task. Changes nothing."""
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,26 +17,11 @@ from nanogpt_cli.cli.options import (
     move_to_device,
 )
 from nanogpt_cli.cli.progress import ProgressBar
-from nanogpt_cli.errors import NanogptError, UserError, did_you_mean
+from nanogpt_cli.errors import UserError
 
 if TYPE_CHECKING:
     from nanogpt_cli.data.tokens.data_set import DataSet
-    from nanogpt_cli.machine.device import Compute
     from nanogpt_cli.weights.load import LoadedModel
-
-# nanoGPT's README: means over 500 x 8 random rows of its OpenWebText splits
-PUBLISHED_LOSS = {
-    "gpt2": {"train": 3.11, "val": 3.12},
-    "gpt2-medium": {"train": 2.85, "val": 2.84},
-    "gpt2-large": {"train": 2.66, "val": 2.67},
-    "gpt2-xl": {"train": 2.56, "val": 2.54},
-}
-# llm.c, dev/data/hellaswag.py: accuracy by sum and by mean
-PUBLISHED_HELLASWAG: dict[str, dict[str, Any]] = {
-    "gpt2": {"accuracy": 0.2859, "accuracy_norm": 0.2955},
-    "gpt2-xl": {"accuracy": 0.3842, "accuracy_norm": 0.4893},
-}
-README, LLM_C = "published by nanoGPT", "published by llm.c"
 
 
 def eval_(
@@ -69,7 +53,8 @@ def eval_(
         raise UserError("--task-file and --limit belong to --task hellaswag or --task lambada.")
     if task is not None and (data is not None or data_dir is not None):
         raise UserError(f"--task {task} brings its own texts: leave --data and --data-dir out.")
-    from nanogpt_cli.inference.evaluate import default_batch_size
+    from nanogpt_cli.inference.evaluate import default_batch_size, evaluate
+    from nanogpt_cli.inference.tasks import answer
     from nanogpt_cli.training import out_of_memory
 
     loaded = load(model, checkpoint)
@@ -79,13 +64,18 @@ def eval_(
         f"The result is the same with fewer windows a pass: --batch-size {max(1, batch_size // 4)}"
     ):
         if task is not None:
-            report = _answer(loaded, compute, task, task_file, limit, batch_size)
+            with ProgressBar() as progress:
+                report = answer(
+                    loaded, task, path=task_file, limit=limit, batch_size=batch_size, compute=compute, progress=progress
+                )
         else:
             folder = _data_folder(loaded, data, data_dir)
             if loaded.config is not None and data is None and data_dir is None:  # as the run itself reads it
                 token_dtype = token_dtype or loaded.config.data.token_dtype
                 tokenizer = tokenizer or loaded.config.data.tokenizer
-            report = measure(loaded, compute, _open(folder, loaded, token_dtype, tokenizer), split, batch_size)
+            data_set = _open(folder, loaded, token_dtype, tokenizer)
+            with ProgressBar() as progress:
+                report = evaluate(loaded, data_set, split, batch_size=batch_size, compute=compute, progress=progress)
     if json:
         show.document(report)
     else:
@@ -125,61 +115,6 @@ def _open(folder: Path, loaded: "LoadedModel", token_dtype: str | None, tokenize
         if changed:
             show.warn(f"{folder} is not what the model was trained on any more: {changed}")
     return found
-
-
-def measure(
-    loaded: "LoadedModel", compute: "Compute", data_set: "DataSet", split: str, batch_size: int
-) -> dict[str, Any]:
-    """What a model makes of a whole split, by name: loss, perplexity, bits per byte and more."""
-    from nanogpt_cli.inference.evaluate import evaluate_split
-
-    tokens = data_set.train if split == "train" else data_set.val
-    reader = loaded.tokenizer or data_set.tokenizer
-    lengths = None
-    try:
-        lengths = None if reader is None else reader.byte_lengths()
-    except NanogptError as error:  # the loss needs no text
-        show.warn(f"bits per byte stay unknown: {error}")
-    with ProgressBar() as progress:
-        result = evaluate_split(
-            loaded.model, tokens, batch_size=batch_size, compute=compute, byte_lengths=lengths, progress=progress
-        )
-    published = PUBLISHED_LOSS[loaded.released][split] if loaded.released and data_set.name == "openwebtext" else None
-    return {
-        "model": loaded.source,
-        "step": loaded.step,
-        "data": data_set.name,
-        "folder": str(data_set.folder),
-        "split": split,
-        **asdict(result),
-        "perplexity": result.perplexity,
-        "published": None if published is None else {"loss": published, "source": README},
-    }
-
-
-def _answer(
-    loaded: "LoadedModel", compute: "Compute", name: str, path: Path | None, limit: int | None, batch_size: int
-) -> dict[str, Any]:
-    from nanogpt_cli.inference.tasks import TASKS, read_questions, run_task
-
-    if name not in TASKS:
-        raise UserError(f"--task {name}: no such task.{did_you_mean(name, list(TASKS))} There are: {', '.join(TASKS)}.")
-    if loaded.tokenizer is None:
-        raise UserError(f"--task {name} needs a tokenizer, and {loaded.source} has none.")
-    questions = read_questions(TASKS[name], path, loaded.tokenizer, limit)
-    with ProgressBar() as progress:
-        result = run_task(
-            TASKS[name], loaded.model, questions, batch_size=batch_size, compute=compute, progress=progress
-        )
-    if result.cut:
-        show.warn(
-            f"{result.cut} texts are longer than the model's {loaded.model.config.block_size} positions: their "
-            "beginning was left out, so the numbers do not compare with those of longer models"
-        )
-    published = PUBLISHED_HELLASWAG.get(loaded.released or "") if name == "hellaswag" and limit is None else None
-    if published is not None:
-        published = {**published, "source": LLM_C}
-    return {"model": loaded.source, "step": loaded.step, **asdict(result), "published": published}
 
 
 LABELS = {

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from nanogpt_cli.cli import show
-from nanogpt_cli.cli.eval import measure
+from nanogpt_cli.cli.progress import ProgressBar
 from nanogpt_cli.errors import UserError, typed
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _close(plan: "Plan", outcome: "Outcome") -> None:
 
 def _evaluate(plan: "Plan", loaded: "LoadedModel") -> None:
     """Loss over the whole validation split, unless that would take long."""
-    from nanogpt_cli.inference.evaluate import default_batch_size
+    from nanogpt_cli.inference.evaluate import evaluate
     from nanogpt_cli.model.sizes import flops_per_token
 
     seconds = plan.data_set.val.count * flops_per_token(plan.architecture) / 3  # FLOPs of the forward passes
@@ -77,7 +77,8 @@ def _evaluate(plan: "Plan", loaded: "LoadedModel") -> None:
     if seconds > EVALUATION_SECONDS:
         show.say(f"the best weights are those of step {loaded.step:,}; nanogpt eval reads the whole validation split")
         return
-    found = measure(loaded, plan.compute, plan.data_set, "val", default_batch_size(loaded.model))
+    with ProgressBar() as progress:
+        found = evaluate(loaded, plan.data_set, "val", compute=plan.compute, progress=progress)
     show.say(
         f"best weights, of step {loaded.step:,}, over all {found['tokens']:,} validation tokens:\n"
         f"loss {found['loss']:.4f}, perplexity {found['perplexity']:.2f}, "

@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -55,10 +56,22 @@ def result(line: str) -> None:
 
 
 def document(data: Any) -> None:
-    """One JSON document on stdout; what is not known is null, never NaN, and no character is lost."""
+    """One JSON document on stdout; what is not known or not finite is null, and no character is lost."""
     narrow = codecs.lookup(sys.stdout.encoding or "ascii").name != "utf-8"
-    text = json.dumps(data, indent=2, ensure_ascii=narrow, allow_nan=False)
+    text = json.dumps(_finite(data), indent=2, ensure_ascii=narrow, allow_nan=False)
     print(COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+def _finite(data: Any) -> Any:
+    """The same with None for numbers that JSON does not have, such as the perplexity of a diverged model."""
+    match data:
+        case dict():
+            return {key: _finite(value) for key, value in data.items()}
+        case list() | tuple():
+            return [_finite(value) for value in data]
+        case float() if not math.isfinite(data):
+            return None
+    return data
 
 
 def number(value: float | None, form: str = ",.4g", unit: str = "") -> str:

@@ -9,7 +9,7 @@ most likely one; perplexity is that of the word.
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,18 @@ import torch
 import torch.nn.functional as F
 
 from nanogpt_cli.data.tokenizers import Tokenizer
-from nanogpt_cli.errors import UserError
+from nanogpt_cli.errors import UserError, did_you_mean
 from nanogpt_cli.machine.device import Compute, inference
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.progress import QUIET, Progress
+from nanogpt_cli.weights.load import LoadedModel
 from nanogpt_cli.weights.pretrained import HubRepo, hub_file, needs_extra
 
+# llm.c, dev/data/hellaswag.py: accuracy by sum and by mean
+PUBLISHED_HELLASWAG: dict[str, dict[str, Any]] = {
+    "gpt2": {"accuracy": 0.2859, "accuracy_norm": 0.2955},
+    "gpt2-xl": {"accuracy": 0.3842, "accuracy_norm": 0.4893},
+}
 SORTED_TOGETHER = 64  # batches whose rows are sorted by length, so that little is padded
 
 Ids = npt.NDArray[np.int64]
@@ -100,6 +106,38 @@ TASKS = {
         single=True,
     ),
 }
+
+
+def answer(
+    loaded: LoadedModel,
+    name: str,
+    *,
+    path: Path | None,
+    limit: int | None,
+    batch_size: int,
+    compute: Compute,
+    progress: Progress = QUIET,
+) -> dict[str, Any]:
+    """What a model achieves at the task `name`: the numbers of TaskResult by name, and published ones for its weights.
+
+    Raises:
+        UserError, NanogptError: no such task, a model without tokenizer, or see `read_questions`.
+    """
+    if name not in TASKS:
+        raise UserError(f"--task {name}: no such task.{did_you_mean(name, list(TASKS))} There are: {', '.join(TASKS)}.")
+    if loaded.tokenizer is None:
+        raise UserError(f"--task {name} needs a tokenizer, and {loaded.source} has none.")
+    questions = read_questions(TASKS[name], path, loaded.tokenizer, limit)
+    result = run_task(TASKS[name], loaded.model, questions, batch_size=batch_size, compute=compute, progress=progress)
+    if result.cut:
+        progress.say(
+            f"{result.cut} texts are longer than the model's {loaded.model.config.block_size} positions: their "
+            "beginning was left out, so the numbers do not compare with those of longer models"
+        )
+    published = PUBLISHED_HELLASWAG.get(loaded.released or "") if name == "hellaswag" and limit is None else None
+    if published is not None:
+        published = {**published, "source": "published by llm.c"}
+    return {"model": loaded.source, "step": loaded.step, **asdict(result), "published": published}
 
 
 def read_questions(task: Task, path: Path | None, tokenizer: Tokenizer, limit: int | None = None) -> list[Question]:

@@ -23,7 +23,7 @@ from nanogpt_cli.data.tokens.data_set import Tokens
 from nanogpt_cli.data.tokens.rows import RowOrder
 from nanogpt_cli.errors import NanogptError, NonFiniteError, StoppedError, typed
 from nanogpt_cli.files import DiskFullError
-from nanogpt_cli.inference.windows import windows_loss
+from nanogpt_cli.inference.evaluate import windows_loss
 from nanogpt_cli.machine.device import Compute, key_dropout, memory_gib
 from nanogpt_cli.machine.distributed import Processes, gradient_sync
 from nanogpt_cli.machine.signals import StopRequested, StopSignals

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from nanogpt_cli.cli import eval as eval_module
 from nanogpt_cli.cli import main
 from nanogpt_cli.config.schema import SystemSettings
 from nanogpt_cli.data.tokenizers import CharTokenizer
 from nanogpt_cli.data.tokens.data_set import open_data_set
-from nanogpt_cli.inference.evaluate import evaluate_split
+from nanogpt_cli.inference.evaluate import PUBLISHED_LOSS, evaluate_split
 from nanogpt_cli.machine.device import choose_compute
 from nanogpt_cli.runs.directory import RunDirectory, lock
 from nanogpt_cli.weights import load as loading
@@ -122,6 +121,18 @@ def test_a_nanogpt_out_dir_finds_its_data_set(call: Call) -> None:
     assert "tokenizer: the 23 characters of data/tiny" in err
 
 
+def test_a_diverged_model_has_no_finite_perplexity(call: Call, tmp_path: Path) -> None:
+    model = {name: 1e4 * tensor for name, tensor in random_model(MODEL).state_dict().items()}
+    data = open_data_set(tmp_path / "data" / "tiny").fingerprint()
+    make_run(tmp_path / "runs" / "far", MODEL, TOKENIZER, data=data, model=model)
+    code, out, _ = call("far", "--json")
+    assert code == 0
+    report = json.loads(out)
+    assert report["loss"] > 700
+    assert report["perplexity"] is None
+    assert "inf" in call("far")[1]
+
+
 def test_published_losses_stand_beside_ours_and_say_so(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def released(word: str, checkpoint: str) -> loading.LoadedModel:
         return loading.LoadedModel(random_model(MODEL), TOKENIZER, "gpt2-xl, OpenAI's weights", released="gpt2-xl")
@@ -139,7 +150,7 @@ def test_published_losses_stand_beside_ours_and_say_so(call: Call, monkeypatch: 
 def test_published_numbers_are_complete() -> None:
     from nanogpt_cli.weights.pretrained import GPT2_MODELS
 
-    assert eval_module.PUBLISHED_LOSS.keys() == GPT2_MODELS.keys()
+    assert PUBLISHED_LOSS.keys() == GPT2_MODELS.keys()
 
 
 @pytest.mark.parametrize("task", ["hellaswag", "lambada"])

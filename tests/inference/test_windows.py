@@ -10,7 +10,7 @@ import torch
 from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.data.tokens.data_set import open_data_set
 from nanogpt_cli.data.tokens.rows import evaluation_offsets
-from nanogpt_cli.inference.windows import windows_loss
+from nanogpt_cli.inference.evaluate import windows_loss
 from nanogpt_cli.machine.device import Compute
 from nanogpt_cli.machine.distributed import Processes
 from nanogpt_cli.model.gpt import GPT
