@@ -7,19 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanogpt_cli.config.derived import data_folder
-from nanogpt_cli.config.layers import Layer, Layered, combine
+from nanogpt_cli.config.layers import Layer, Rank
 from nanogpt_cli.config.presets import preset_layer
 from nanogpt_cli.config.schema import SystemSettings, settings
-from nanogpt_cli.data.text.prepare import ensure_prepared
 from nanogpt_cli.errors import UserError, did_you_mean
 from nanogpt_cli.inference.evaluate import TextTokens, default_batch_size, evaluate_split
 from nanogpt_cli.inference.sample import prompt_ids, start_of_text, write_samples
 from nanogpt_cli.machine.device import Compute, choose_compute
 from nanogpt_cli.model.generate import Sampling
-from nanogpt_cli.runs.directory import RUNS, new_run_path
-from nanogpt_cli.training.plan import check_settings, plan_run
-from nanogpt_cli.training.resume import plan_resume
+from nanogpt_cli.training.request import ResumeRequest, TrainRequest
 from nanogpt_cli.training.start import start
 from nanogpt_cli.view.plain import SilentView, View
 from nanogpt_cli.weights.load import LoadedModel, load_model
@@ -93,20 +89,17 @@ def load(model: str | Path, *, checkpoint: str = "best", device: str = "cpu") ->
 def train(preset: str | None = None, *, run: str | Path | None = None, view: View | None = None, **given: Any) -> Path:
     """Train a new run in this process and return its directory; `given` are settings by name, such as max_iters=100.
 
-    Nothing is printed unless a `view` is passed, such as `nanogpt_cli.view.make_view()`.
+    Nothing is printed unless a `view` is passed, such as `nanogpt_cli.view.make_view()`. While it trains, the process
+    uses deterministic algorithms (on a CPU, or if asked for), TF32 on CUDA and the run's number of threads; all of that
+    is as before when it returns or raises.
 
     Raises:
         UserError: settings that do not fit, a run that exists, missing data.
         NonFiniteError, StoppedError, NanogptError: as the command's exit codes 3, 130 and 1.
     """
-    layers = [preset_layer(preset)] if preset else []
-    layered = combine(*layers, _arguments(given))
-    check_settings(layered.config)
-    if layered.config.data.data_dir is None:
-        name = ensure_prepared(layered.config.data.dataset)
-        layered = Layered(layered.config.replace("data", dataset=name), layered.origins)
-    path = Path(run) if run else new_run_path(RUNS, preset or data_folder(layered.config).name)
-    return start(plan_run(layered, path), view=view or SilentView()).run.path
+    layers = (*([preset_layer(preset)] if preset else []), _arguments(given))
+    request = TrainRequest(layers, Path(run) if run else None)
+    return start(request.plan(), view=view or SilentView()).run.path
 
 
 def resume(run: str | Path, *, view: View | None = None, **changes: Any) -> Path:
@@ -115,7 +108,7 @@ def resume(run: str | Path, *, view: View | None = None, **changes: Any) -> Path
     Raises:
         UserError: nothing to continue, or a change that a run cannot take.
     """
-    return start(plan_resume(str(run), _arguments(changes)), view=view or SilentView()).run.path
+    return start(ResumeRequest(str(run), _arguments(changes)).plan(), view=view or SilentView()).run.path
 
 
 def _arguments(given: dict[str, Any]) -> Layer:
@@ -126,4 +119,4 @@ def _arguments(given: dict[str, Any]) -> Layer:
         if name == "gpus" and value != 1:
             raise UserError(f"gpus = {value}: from Python a run has one process, this one. Type nanogpt train --gpus.")
         tables.setdefault(settings()[name].section, {})[name] = str(value) if isinstance(value, Path) else value
-    return Layer("argument", tables)
+    return Layer("argument", tables, Rank.GIVEN)

@@ -33,12 +33,12 @@ def faulty_python(folder: Path, faults: list[list[Any]]) -> str:
 
 def install(faults: list[list[Any]]) -> None:
     from nanogpt_cli.machine.rank import find_place
-    from nanogpt_cli.training import loop
+    from nanogpt_cli.training import loop, saving
 
     rank = find_place().rank
     mine = [(what, step) for what, of, step in faults if of in (rank, -1)]
     step = loop.Training.step
-    save = loop.save_checkpoint
+    save = saving.save_checkpoint
 
     def faulty_step(self: loop.Training) -> None:
         for what, when in mine:
@@ -53,7 +53,7 @@ def install(faults: list[list[Any]]) -> None:
 
     loop.Training.step = faulty_step  # type: ignore[method-assign]
     if any(what == "slow_save" for what, _ in mine):
-        loop.save_checkpoint = slow_save
+        saving.save_checkpoint = slow_save
 
 
 def strike(what: str) -> None:

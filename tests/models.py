@@ -1,6 +1,5 @@
 """Models on disk for the tests of loading, eval, sample and export: made by hand, no training needed."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,6 @@ def checkpoint(
         "step": 7,
         "val_loss": 2.5,
         "config": config.to_toml(),
-        "architecture": dataclasses.asdict(settings),
         "tokenizer": tokenizer.to_toml() if tokenizer else None,
         "data": {},
         **changes,

@@ -1,5 +1,6 @@
 """Several ranks in processes forked from one that has torch loaded, joined as torchrun would have them join."""
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -12,11 +13,12 @@ from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
-from nanogpt_cli.config.layers import combine, flag_layer
-from nanogpt_cli.machine.rank import Machines, Place
+from nanogpt_cli.config.layers import flag_layer
+from nanogpt_cli.machine.rank import Machines
+from nanogpt_cli.progress import QUIET
 
-ALONE, ONE_MACHINE = Place(), Machines()
-PRELOADED = ("torch._dynamo", "torch._inductor", "nanogpt_cli.training.roles", "tests.runner")
+ONE_MACHINE = Machines()
+PRELOADED = ("torch._dynamo", "torch._inductor", "nanogpt_cli.training.run", "tests.runner")
 
 
 @cache
@@ -101,22 +103,17 @@ def train(
     **changes: Any,
 ) -> Any:
     """Start a run with `settings`, or continue it if they are None; on rank 0 the step it ended at."""
-    from nanogpt_cli.training.plan import Plan, plan_run
-    from nanogpt_cli.training.resume import plan_resume
-    from nanogpt_cli.training.roles import conduct
+    from nanogpt_cli.training.request import ResumeRequest, TrainRequest
+    from nanogpt_cli.training.run import Request
+    from nanogpt_cli.training.run import run as carry_out
 
-    flags = {key: str(value) for key, value in {**(settings or {}), **changes}.items()}
-
-    def make_plan(*, place: Place = ALONE, machines: int = 1) -> Plan:
-        if settings is None:
-            return plan_resume(str(run), flag_layer(flags), place=place, machines=machines)
-        return plan_run(combine(flag_layer(flags)), run, place=place, machines=machines)
-
-    ended = conduct(
-        make_plan,
-        processes=lambda: 1,
-        machines=machines,
+    flags = flag_layer({key: str(value) for key, value in {**(settings or {}), **changes}.items()})
+    request: Request = ResumeRequest(str(run), flags) if settings is None else TrainRequest((flags,), run)
+    ended = carry_out(
+        request,
+        machines,
         dry_run=False,
+        progress=contextlib.nullcontext(QUIET),
         show=lambda plan: None,
         say=say,
     )

@@ -55,7 +55,7 @@ class Runner:
         plan = plan_resume(str(self.root / name), layer, checkpoint=checkpoint, new_run=new_run)
         return start(plan, view=self.view)
 
-    def plan_warnings(self, name: str, **changes: Any) -> list[str]:
+    def plan_warnings(self, name: str, **changes: Any) -> tuple[str, ...]:
         layer = flag_layer({key: str(value) for key, value in changes.items()})
         return plan_resume(str(self.root / name), layer).warnings
 

@@ -20,7 +20,7 @@ from nanogpt_cli.files import DiskFullError, atomic_write, open_own, own_folder,
 
 PACKAGE = Path(nanogpt_cli.__file__).parent
 NOT_FILES = ("files.py", "cli/main.py", "terminal.py")  # the last two open /dev/null in place of a stream
-NOT_YET = ("data/", "training/roles.py", "runs/checkpoint.py", "weights/export.py")
+NOT_YET = ("data/", "training/run.py", "runs/checkpoint.py", "weights/export.py")
 
 
 def openings(path: Path) -> list[str]:

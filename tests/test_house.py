@@ -14,7 +14,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # belong to all, and api.py stands above all rooms but the commands
 ROOMS = ("cli", "training", "inference", "weights", "view", "runs", "machine", "model", "data", "config")
 MAY_IMPORT_TORCH = {"training", "inference", "weights", "machine", "model"}
-MAY_IMPORT_TORCH_TOO = {"api.py", "data/tokens/batches.py", "runs/checkpoint.py", "runs/form.py"}
+MAY_IMPORT_TORCH_TOO = {"api.py", "data/tokens/batches.py", "runs/checkpoint.py"}
 HEAVY_FOR_CLI = {"torch", "numpy", "rich", "tiktoken", "pydantic"}
 
 

@@ -55,12 +55,12 @@ def eval_(
         raise UserError(f"--task {task} brings its own texts: leave --data and --data-dir out.")
     from nanogpt_cli.inference.evaluate import default_batch_size, evaluate
     from nanogpt_cli.inference.tasks import answer
-    from nanogpt_cli.training import out_of_memory
+    from nanogpt_cli.machine.memory import explain_out_of_memory
 
     loaded = load(model, checkpoint)
     compute = move_to_device(loaded, device, dtype)
     batch_size = batch_size or default_batch_size(loaded.model)
-    with out_of_memory.named(
+    with explain_out_of_memory(
         f"The result is the same with fewer windows a pass: --batch-size {max(1, batch_size // 4)}"
     ):
         if task is not None:

@@ -1,6 +1,6 @@
 """`nanogpt mfu`: how fast a recipe or a run trains on this machine, and how large it is."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +10,7 @@ from nanogpt_cli.cli import show
 from nanogpt_cli.cli.options import Json, complete_presets, complete_runs, flag, unwritable_named, with_settings
 from nanogpt_cli.config.layers import Layer, combine, flag_layer
 from nanogpt_cli.config.presets import preset_layer, preset_names
-from nanogpt_cli.config.schema import Config, ModelSettings
+from nanogpt_cli.config.schema import Config
 from nanogpt_cli.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ Peak = tuple[float, str] | None  # FLOP/s of one device, and how that is known
 @dataclass(frozen=True)
 class Subject:
     title: str
-    config: Config
-    architecture: ModelSettings  # with vocab_size set
+    config: Config  # with vocab_size set
     data_set: "DataSet | None"
 
 
@@ -58,11 +57,12 @@ def mfu(
     null.
     """
     subject = _find(what, flag_layer(flags))
-    from nanogpt_cli.training import bench, out_of_memory
+    from nanogpt_cli.machine.memory import explain_out_of_memory
+    from nanogpt_cli.training import bench
     from nanogpt_cli.training.plan import compute_for, find_peak
 
-    config, architecture = subject.config, subject.architecture
-    compute = compute_for(config, architecture)
+    config = subject.config
+    compute = compute_for(config)
     compute.prepare()
     peak = find_peak(config, compute)
     known = peak and peak[0]
@@ -71,14 +71,14 @@ def mfu(
     )
     batch_size = config.train.batch_size if flags["batch_size"] is not None else _fitting_batch(subject, compute)
     if sweep:
-        found = list(bench.sweep(config, architecture, compute, peak=known))
+        found = list(bench.sweep(config, compute, peak=known))
     else:
-        with out_of_memory.named(f"A smaller batch needs less: --batch-size {max(1, batch_size // 2)}, or --sweep"):
+        with explain_out_of_memory(f"A smaller batch needs less: --batch-size {max(1, batch_size // 2)}, or --sweep"):
             data = subject.data_set
-            found = [bench.measure(config, architecture, compute, batch_size=batch_size, peak=known, data_set=data)]
+            found = [bench.measure(config, compute, batch_size=batch_size, peak=known, data_set=data)]
     if profile is not None:
         with unwritable_named(profile, "Choose another folder: --profile DIR."):
-            path = bench.profile(config, architecture, compute, batch_size=batch_size, folder=profile)
+            path = bench.profile(config, compute, batch_size=batch_size, folder=profile)
         show.say(f"trace: {path} (open it in ui.perfetto.dev)")
     sizing = _sizing(subject, compute, found[-1].batch_size)
     if json:
@@ -94,7 +94,7 @@ def _fitting_batch(subject: Subject, compute: "Compute") -> int:
     wanted = subject.config.train.batch_size
     if compute.device.type == "cuda":
         return wanted
-    fitting = min(wanted, largest_batch(subject.config, subject.architecture, compute))
+    fitting = min(wanted, largest_batch(subject.config, compute))
     if fitting < wanted:
         show.say(f"batch size {fitting} instead of {wanted}: more may not fit into memory")
     return fitting
@@ -113,7 +113,7 @@ def _find(what: str, changes: Layer) -> Subject:
     if what.replace("-", "_") in presets and not RunDirectory(Path(what)).config.exists():
         layer = preset_layer(what)
         config = combine(layer, changes).config
-        return _subject(layer.origin, config, config.model)
+        return _subject(layer.origin, config)
     if look_up(what) is None and not Path(what).exists():
         runs = [run.name for run in list_runs()]
         near = did_you_mean(what, [*presets, *runs])
@@ -121,16 +121,15 @@ def _find(what: str, changes: Layer) -> Subject:
         raise UserError(f"{what}: neither a preset nor a run.{near} There are {there}.")
     run = find_run(what)
     config = combine(Layer(str(run.config), read_config(run)), changes).config
-    architecture = config.model
     if run.checkpoint.exists():
         from nanogpt_cli.runs.checkpoint import load_checkpoint
 
-        saved = ModelSettings(**load_checkpoint(run.checkpoint)["architecture"])
-        architecture = replace(saved, block_size=config.model.block_size)
-    return _subject(f"run {run.path}", config, architecture)
+        architecture = load_checkpoint(run.checkpoint)["config"]["model"]
+        config = config.replace("model", **{**architecture, "block_size": config.model.block_size})
+    return _subject(f"run {run.path}", config)
 
 
-def _subject(title: str, config: Config, architecture: ModelSettings) -> Subject:
+def _subject(title: str, config: Config) -> Subject:
     """With the data set, if it is here, and the size of the vocabulary."""
     from nanogpt_cli.cli.progress import ProgressBar
     from nanogpt_cli.config.derived import data_folder
@@ -141,10 +140,10 @@ def _subject(title: str, config: Config, architecture: ModelSettings) -> Subject
     if folder.is_dir():
         with ProgressBar() as progress:
             data_set = open_data_set(folder, token_dtype=data.token_dtype, tokenizer=data.tokenizer, progress=progress)
-    if architecture.vocab_size is None:
+    if config.model.vocab_size is None:
         rows = data_set.vocab_size if data_set else _usual_vocabulary(config.data.dataset)
-        architecture = replace(architecture, vocab_size=rows)
-    return Subject(title, config, architecture, data_set)
+        config = config.replace("model", vocab_size=rows)
+    return Subject(title, config, data_set)
 
 
 def _usual_vocabulary(dataset: str) -> int:
@@ -209,7 +208,7 @@ def _sizing(subject: Subject, compute: "Compute", batch_size: int) -> dict[str, 
     """Parameters, FLOPs a token, and bytes of a checkpoint and of memory, by part."""
     from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token, memory_estimate, parameter_table
 
-    a, optimizer = subject.architecture, subject.config.optim.optimizer
+    a, optimizer = subject.config.model, subject.config.optim.optimizer
     return {
         "parameters": parameter_table(a),
         "flops_per_token": {"palm": flops_per_token(a), "causal": flops_per_token(a, causal=True)},

@@ -1,6 +1,6 @@
 """From a plan to a trained model: what train and resume have in common, up to the words of farewell."""
 
-from collections.abc import Callable
+import math
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -11,30 +11,99 @@ from nanogpt_cli.errors import UserError, typed
 if TYPE_CHECKING:
     from nanogpt_cli.machine.rank import Machines
     from nanogpt_cli.training.plan import Plan
-    from nanogpt_cli.training.roles import MakePlan
+    from nanogpt_cli.training.run import Request
     from nanogpt_cli.training.start import Outcome
     from nanogpt_cli.weights.load import LoadedModel
 
+Row = tuple[str, str, str]  # label, value, where it comes from
 EVALUATION_SECONDS = 60.0  # a longer evaluation is left to the user
 EVALUATION_SHARE = 0.3  # of the peak that a forward pass is expected to reach
 SAMPLE_TOKENS = 300
 
 
-def carry_out(make_plan: "MakePlan", processes: Callable[[], int], machines: "Machines", *, dry_run: bool) -> None:
-    """Show the plan, train, report to stderr, and write the sample to stdout; see `conduct` for the arguments."""
-    from nanogpt_cli.training.roles import conduct
+def train_and_report(request: "Request", machines: "Machines", *, dry_run: bool) -> None:
+    """Show the plan, train, report to stderr, and write the sample to stdout; see `run` for the arguments."""
+    from nanogpt_cli.training.run import run
 
     def show_plan(plan: "Plan") -> None:
         if not dry_run and not plan.makes_run and plan.finished:
             return
-        show.rows([row for _, rows in plan.groups() for row in rows], stderr=True)
+        show.rows(plan_rows(plan), stderr=True)
         show.notes(plan.notes)
         for warning in plan.warnings:
             show.warn(warning)
 
-    ended = conduct(make_plan, processes=processes, machines=machines, dry_run=dry_run, show=show_plan, say=show.say)
+    ended = run(request, machines, dry_run=dry_run, progress=ProgressBar(), show=show_plan, say=show.say)
     if ended is not None:
         _close(*ended)
+
+
+def plan_rows(plan: "Plan") -> list[Row]:
+    """The plan for people: what, how much, and why or by which formula."""
+    return [*_model_rows(plan), *_training_rows(plan), *_machine_rows(plan), ("writes to", str(plan.run_path), "")]
+
+
+def _model_rows(plan: "Plan") -> list[Row]:
+    from nanogpt_cli.model.sizes import parameter_table
+
+    m, d = plan.config.model, plan.data_set
+    vocabulary = f"vocabulary {m.vocab_size:,}: {plan.derived.reasons.get('vocab_size', 'as set')}"
+    shape = f"{m.n_layer} layers, {m.n_head} heads, width {m.n_embd}, context {m.block_size}"
+    rows = [("model", shape, ""), ("parameters", f"{sum(parameter_table(m).values()):,}", vocabulary)]
+    if plan.weights_from is not None:
+        rows.append(("weights", plan.weights_from, f"init_from {plan.config.train.init_from}"))
+    elif plan.resume_point is None:
+        guessing = math.log(m.vocab_size or 1)
+        rows.append(("first loss", f"about {guessing:.2f}", "ln(vocabulary): what guessing costs"))
+    size = f"{d.name}, {d.train.count:,} train and {d.val.count:,} val tokens"
+    return [*rows, ("data set", size, str(d.folder))]
+
+
+def _training_rows(plan: "Plan") -> list[Row]:
+    c, s = plan.config, plan.schedule
+    left = c.train.max_iters - plan.first_step
+    steps_an_epoch = plan.order.windows / plan.split.rows
+    rates = f"{s.learning_rate:g} {s.shape}"
+    if s.shape != "constant":
+        rates += f" to {s.min_lr:g} at step {s.lr_decay_iters:,}"
+    return [
+        ("updates", f"{left:,}", f"step {plan.first_step:,} to {c.train.max_iters:,}"),
+        ("tokens a step", f"{plan.tokens_per_step:,}", f"{plan.split.sum} x {c.model.block_size} tokens"),
+        ("epochs", f"{plan.order.epoch(left * plan.split.rows):.2f}", f"{steps_an_epoch:,.1f} steps an epoch"),
+        ("optimizer", c.optim.optimizer, f"weight decay {c.optim.weight_decay:g}, clip {c.optim.grad_clip:g}"),
+        ("learning rate", rates, f"{s.warmup_iters:,} steps of warm-up"),
+    ]
+
+
+def _machine_rows(plan: "Plan") -> list[Row]:
+    from nanogpt_cli.model.sizes import flops_per_token
+    from nanogpt_cli.view.plain import duration
+
+    c, compute = plan.config, plan.compute
+    per_token = flops_per_token(c.model)
+    total = per_token * plan.tokens_per_step * (c.train.max_iters - plan.first_step)
+    rows = [
+        ("device", compute.describe(), compute.reasons["device"]),
+        ("dtype", compute.dtype_name, compute.reasons["dtype"]),
+        ("compile", "on" if compute.compile else "off", compute.reasons["compile"]),
+        *_process_rows(plan),
+        ("work", f"{total:.3g} FLOP", f"{per_token / 1e6:,.1f} MFLOP a token, 6N + 12LHQT"),
+        ("memory", f"about {sum(plan.memory.values()) / 2**30:.2f} GiB", "estimate: weights, moments, activations"),
+    ]
+    if plan.peak is not None:
+        flops, source = plan.peak
+        seconds = total / (flops * plan.split.world_size)
+        rows.append(("time", f"at least {duration(seconds)}", f"at {flops / 1e12:.3g} TFLOP/s, {source}"))
+    return rows
+
+
+def _process_rows(plan: "Plan") -> list[Row]:
+    ranks, here = plan.split.world_size, plan.config.system.gpus
+    if ranks == 1:
+        return []
+    where = "on this machine" if ranks == here else f"({here} on each of {ranks // here} machines)"
+    how = "FSDP: each keeps a share of the model" if plan.sharded else "DDP: each keeps the whole model"
+    return [("processes", f"{ranks} {where}", f"{how}; {plan.backend}")]
 
 
 def _close(plan: "Plan", outcome: "Outcome") -> None:
@@ -72,7 +141,7 @@ def _evaluate(plan: "Plan", loaded: "LoadedModel") -> None:
     from nanogpt_cli.inference.evaluate import evaluate
     from nanogpt_cli.model.sizes import flops_per_token
 
-    seconds = plan.data_set.val.count * flops_per_token(plan.architecture) / 3  # FLOPs of the forward passes
+    seconds = plan.data_set.val.count * flops_per_token(plan.config.model) / 3  # FLOPs of the forward passes
     seconds /= EVALUATION_SHARE * plan.peak[0] if plan.peak else 1.0
     if seconds > EVALUATION_SECONDS:
         show.say(f"the best weights are those of step {loaded.step:,}; nanogpt eval reads the whole validation split")

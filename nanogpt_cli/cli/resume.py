@@ -1,15 +1,12 @@
 """`nanogpt resume`: a run goes on where it stopped."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from nanogpt_cli.cli.options import DryRun, complete_runs, flag, machines, with_settings
-from nanogpt_cli.config.layers import Layer, combine, flag_layer
-
-if TYPE_CHECKING:
-    from nanogpt_cli.training.plan import Plan
+from nanogpt_cli.config.layers import flag_layer
 
 
 @with_settings(resumed=True)
@@ -28,22 +25,9 @@ def resume(
     --max-iters N extends it. What else may change is listed here; each change is logged. The architecture, data set,
     optimizer and seed are the run's for life.
     """
-    from nanogpt_cli.cli.progress import ProgressBar
-    from nanogpt_cli.cli.report import carry_out
-    from nanogpt_cli.runs.directory import read_config, refuse_existing
-    from nanogpt_cli.training.resume import plan_resume
-    from nanogpt_cli.weights.resolve import find_run
+    from nanogpt_cli.cli.report import train_and_report
 
-    where = machines(flags)
-    changes = flag_layer(flags)
+    where, changes = machines(flags), flag_layer(flags)
+    from nanogpt_cli.training.request import ResumeRequest
 
-    def make_plan(**machine: Any) -> "Plan":
-        if run is not None:
-            refuse_existing(run)
-        with ProgressBar() as progress:
-            return plan_resume(source, changes, checkpoint=checkpoint, new_run=run, progress=progress, **machine)
-
-    def processes() -> int:
-        return combine(Layer(source, read_config(find_run(source))), changes).config.system.gpus
-
-    carry_out(make_plan, processes, where, dry_run=dry_run)
+    train_and_report(ResumeRequest(source, changes, checkpoint, run), where, dry_run=dry_run)

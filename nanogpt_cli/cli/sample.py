@@ -46,7 +46,7 @@ def sample(
         raise UserError("--stop '': an empty text would end every sample at once.")
     prompts = [_text(text) for text in prompt or ()] + [_read(path) for path in prompt_file or ()]
     from nanogpt_cli.inference.sample import write_samples
-    from nanogpt_cli.training import out_of_memory
+    from nanogpt_cli.machine.memory import explain_out_of_memory
 
     loaded = load(model, checkpoint)
     encoded = _encode(loaded, prompts)
@@ -55,7 +55,7 @@ def sample(
     found = []
     for number, (text, ids) in enumerate(encoded):
         write(f"\n{RULE}\n{text}" if number else text)
-        with out_of_memory.named("All samples of a prompt are drawn together: a smaller --num-samples needs less."):
+        with explain_out_of_memory("All samples of a prompt are drawn together: a smaller --num-samples needs less."):
             samples = write_samples(loaded, ids, num_samples, sampling, stops=stops, dtype=compute.dtype, on_text=write)
         write("\n")
         for one in samples[1:]:  # the first one was written as it came

@@ -51,6 +51,18 @@ def schedule_of(config: Config) -> Schedule:
     )
 
 
+def with_schedule(config: Config, frozen: Schedule) -> Config:
+    """The settings with the warm-up and decay length of `frozen` written out where they would become others."""
+    o, derived = config.optim, schedule_of(config)
+    kept = {}
+    if o.warmup_iters is None and derived.warmup_iters != frozen.warmup_iters:
+        kept["warmup_iters"] = frozen.warmup_iters
+    decays = o.lr_decay_iters is None and o.schedule != "constant" and derived.lr_decay_iters != frozen.lr_decay_iters
+    if decays and frozen.lr_decay_iters > frozen.warmup_iters:  # the other way round is refused as a setting
+        kept["lr_decay_iters"] = frozen.lr_decay_iters
+    return config.replace("optim", **kept)
+
+
 @dataclass(frozen=True)
 class Split:
     """How one update's rows are divided: rows = micro_batch * micro_steps * world_size."""

@@ -1,6 +1,8 @@
 """From defaults, preset, file and flags to one checked `Config`, with the origin of every value."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,16 @@ from nanogpt_cli.foreign import read_toml
 Tables = dict[str, Any]  # section -> table in all that is well formed; what a file holds is checked by `combine`
 IGNORED_TABLE = "derived"  # config.toml notes there what was worked out; never read back
 FLAG = "flag"
+RUN_CONFIG = "config.toml"  # in a run directory
+
+
+class Rank(IntEnum):
+    """Which kind of layer a setting comes from; where two differ, the higher one was meant."""
+
+    DEFAULT = 0
+    PRESET = 1
+    FILE = 2
+    GIVEN = 3  # with this command or call
 
 
 @dataclass(frozen=True)
@@ -20,14 +32,20 @@ class Layer:
 
     origin: str
     tables: Tables
+    rank: Rank = Rank.FILE
+    name: str | None = None  # what a run made from it is called
 
 
-@dataclass
+@dataclass(frozen=True)
 class Layered:
-    """The outcome of `combine`: the settings and where each value that is no default came from."""
+    """The outcome of `combine`: the settings, and by name the layer of each that is no default."""
 
     config: Config
-    origins: dict[str, str] = field(default_factory=dict)  # setting name -> origin
+    origins: Mapping[str, Layer] = field(default_factory=dict)
+
+    def rank(self, name: str) -> Rank:
+        """The kind of layer that a setting comes from."""
+        return self.origins[name].rank if name in self.origins else Rank.DEFAULT
 
 
 def config_layer(path: Path) -> Layer:
@@ -40,7 +58,10 @@ def config_layer(path: Path) -> Layer:
         from nanogpt_cli.config.nanogpt import refuse_python
 
         refuse_python(path)
-    return Layer(str(path), read_toml(path))
+    name = path.stem
+    if path.name == RUN_CONFIG:  # a run's own: it is made again under its name
+        name = path.absolute().parent.name
+    return Layer(str(path), read_toml(path), name=name)
 
 
 def flag_layer(flags: dict[str, Any]) -> Layer:
@@ -53,7 +74,7 @@ def flag_layer(flags: dict[str, Any]) -> Layer:
         if text is not None:
             known = settings()[name]
             tables.setdefault(known.section, {})[name] = known.read(text)
-    return Layer(FLAG, tables)
+    return Layer(FLAG, tables, Rank.GIVEN)
 
 
 def combine(*layers: Layer) -> Layered:
@@ -63,7 +84,7 @@ def combine(*layers: Layer) -> Layered:
         UserError: every problem at once, each with its origin and key.
     """
     values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
+    origins: dict[str, Layer] = {}
     problems: list[str] = []
     for layer in layers:
         for section, table in layer.tables.items():
@@ -77,7 +98,7 @@ def combine(*layers: Layer) -> Layered:
                 if known is None or known.section != section:
                     problems.append(_unknown(layer.origin, section, key))
                 else:
-                    values[key], origins[key] = value, layer.origin
+                    values[key], origins[key] = value, layer
     _refuse(problems + _misfits(values, origins))
     tables: Tables = {section: {} for section in SECTIONS}
     for key, value in values.items():
@@ -95,7 +116,7 @@ def _refuse(problems: list[str]) -> None:
         raise UserError("\n".join(problems))
 
 
-def _misfits(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
+def _misfits(values: dict[str, Any], origins: Mapping[str, Layer]) -> list[str]:
     """Only what still counts after layering is checked: a flag may mend a file."""
     problems = []
     for key, value in values.items():
@@ -103,7 +124,8 @@ def _misfits(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
         try:
             known.check(value)
         except ValueError as error:
-            where = known.flag if origins[key] == FLAG else f"{origins[key]}: [{known.section}] {key}"
+            origin = origins[key].origin
+            where = known.flag if origin == FLAG else f"{origin}: [{known.section}] {key}"
             problems.append(f"{where} is {shown(value)}: {error}.")
     return problems
 
@@ -125,34 +147,40 @@ def _unknown(origin: str, section: str, key: str) -> str:
     return f"{origin}: [{section}] {shown(key).strip(chr(39))}: unknown setting.{home}"
 
 
-def _contradictions(config: Config, origins: dict[str, str]) -> list[str]:
-    """Settings that are fine alone and wrong together, each with what to change."""
+def _contradictions(config: Config, origins: Mapping[str, Layer]) -> list[str]:
+    """Settings that are fine alone and wrong together, each with what to change, and the first file they stand in."""
     m, o, t = config.model, config.optim, config.train
-    found = []
+    found: list[str] = []
+
+    def problem(keys: tuple[str, ...], text: str) -> None:
+        files = [origins[key].origin for key in keys if key in origins and origins[key].origin != FLAG]
+        found.append(f"{files[0]}: {text}" if files else text)
+
     if m.n_embd % m.n_head:
-        found.append(f"n_embd = {m.n_embd} is not divisible by n_head = {m.n_head}: every head needs the same width.")
+        text = f"n_embd = {m.n_embd} is not divisible by n_head = {m.n_head}: every head needs the same width."
+        problem(("n_embd", "n_head"), text)
     elif m.position == "rotary" and (m.n_embd // m.n_head) % 2:
-        found.append(f"rotary positions need an even head width; n_embd / n_head = {m.n_embd // m.n_head}.")
+        text = f"rotary positions need an even head width; n_embd / n_head = {m.n_embd // m.n_head}."
+        problem(("n_embd", "n_head"), text)
     if o.min_lr is not None and o.min_lr > o.learning_rate:
-        found.append(
-            f"min_lr = {o.min_lr:g} is above learning_rate = {o.learning_rate:g}: the rate would rise. "
-            "Lower --min-lr, or leave it out (learning_rate / 10)."
-        )
+        text = f"min_lr = {o.min_lr:g} is above learning_rate = {o.learning_rate:g}: the rate would rise. "
+        problem(("min_lr", "learning_rate"), text + "Lower --min-lr, or leave it out (learning_rate / 10).")
     if o.warmup_iters and o.lr_decay_iters and o.schedule != "constant" and o.warmup_iters >= o.lr_decay_iters:
-        found.append(
+        text = (
             f"warmup_iters = {o.warmup_iters} leaves no update for the decay, which ends at lr_decay_iters = "
             f"{o.lr_decay_iters}. Lower --warmup-iters, or leave it out."
         )
+        problem(("warmup_iters", "lr_decay_iters"), text)
     if t.init_from == "scratch":  # nanoGPT's words
-        found.append("init_from = scratch: leave it out, random weights are the default.")
+        problem(("init_from",), "init_from = scratch: leave it out, random weights are the default.")
     if t.init_from == "resume":
-        found.append("init_from = resume: to continue a run type nanogpt resume RUN.")
-    return [f"{_blame(text, origins)}{text}" for text in found]
+        problem(("init_from",), "init_from = resume: to continue a run type nanogpt resume RUN.")
+    return found
 
 
-def without_effect(config: Config, origins: dict[str, str]) -> list[str]:
+def without_effect(layered: Layered) -> list[str]:
     """Settings that were given by flag or file and change nothing beside the others, each with the reason."""
-    o = config.optim
+    config, o = layered.config, layered.config.optim
     cases = [
         (o.schedule == "constant", ("min_lr", "lr_decay_iters"), "a constant schedule has no decay"),
         (o.optimizer != "muon", ("muon_lr", "muon_momentum"), f"the optimizer is {o.optimizer}"),
@@ -161,14 +189,9 @@ def without_effect(config: Config, origins: dict[str, str]) -> list[str]:
     ]
     idle = {name: why for holds, names, why in cases if holds for name in names}
     found = []
-    for name, origin in origins.items():
+    for name, layer in layered.origins.items():
         known = settings()[name]
         value = getattr(getattr(config, known.section), name)
-        if name in idle and value != known.default and not origin.startswith("preset "):
+        if name in idle and value != known.default and layer.rank > Rank.PRESET:
             found.append(f"{known.flag} {value} has no effect: {idle[name]}")
     return found
-
-
-def _blame(text: str, origins: dict[str, str]) -> str:
-    named = [origins[key] for key in origins if f"{key} =" in text and origins[key] != FLAG]
-    return f"{named[0]}: " if named else ""

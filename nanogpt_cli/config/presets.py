@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from nanogpt_cli.config.layers import Layer
+from nanogpt_cli.config.layers import Layer, Rank
 from nanogpt_cli.errors import UserError, did_you_mean
 from nanogpt_cli.foreign import read_toml
 
@@ -35,7 +35,7 @@ def preset_path(name: str) -> Path:
 def preset_layer(name: str) -> Layer:
     """The settings of a preset."""
     path = preset_path(name)
-    return Layer(f"preset {path.stem}", read_toml(path))
+    return Layer(f"preset {path.stem}", read_toml(path), Rank.PRESET, path.stem)
 
 
 def preset_summary(name: str) -> str:

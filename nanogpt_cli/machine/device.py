@@ -18,6 +18,7 @@ from nanogpt_cli.keyed import Purpose, seed32
 
 # from this width on bfloat16 takes 0.55 to 0.75 of float32's time on a CPU (measured); below, steps are short anyway
 CPU_BFLOAT16_WIDTH = 64
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
@@ -47,14 +48,39 @@ class Compute:
         return f"{self.device} ({device_name(self.device)})"
 
     def prepare(self) -> None:
-        """Global switches for this process: TF32, determinism, the current CUDA device, how memory is freed."""
+        """Set up this process for good, as a command may: as `process_settings`, and how memory is freed."""
         if self.device.type == "cpu":
             keep_freed_memory()
+        self._switch()
+
+    @contextlib.contextmanager
+    def process_settings(self) -> Iterator[None]:
+        """While a run trains: TF32, deterministic algorithms, the CUDA device. Then all is, threads too, as before."""
+        workspace, precision = os.environ.get(CUBLAS_WORKSPACE), torch.get_float32_matmul_precision()
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+        device = torch.cuda.current_device() if self.device.type == "cuda" else None
+        threads = torch.get_num_threads()
+        try:
+            self._switch()
+            yield
+        finally:
+            if device is not None:
+                torch.cuda.set_device(device)
+            torch.set_num_threads(threads)
+            torch.set_float32_matmul_precision(precision)
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+            torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+            if workspace is None:
+                os.environ.pop(CUBLAS_WORKSPACE, None)
+
+    def _switch(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             torch.set_float32_matmul_precision("high")
         if self.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
             torch.use_deterministic_algorithms(True)
             # filling every fresh tensor would only help to find reads of uninitialised memory
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

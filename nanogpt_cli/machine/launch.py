@@ -44,11 +44,14 @@ class RankDiedError(NanogptError):
     """A rank crashed or was killed: what a restart may cure."""
 
 
-def launch(run: str, processes: int, machines: Machines, say: Callable[[str], None]) -> None:
+def launch(
+    run: str, processes: int, machines: Machines, peak: tuple[float, str] | None, say: Callable[[str], None]
+) -> None:
     """Run `processes` ranks on this machine to the end of the run, with at most `machines.max_restarts` restarts.
 
     Args:
         run: a path or name; what stands here on other machines than 0 is not looked at.
+        peak: FLOP/s of one device and how it is known, if the ranks need not find out.
 
     Raises:
         NanogptError: the error of the rank that failed first, with that rank's exit code.
@@ -57,7 +60,7 @@ def launch(run: str, processes: int, machines: Machines, say: Callable[[str], No
     """
     for attempt in range(machines.max_restarts + 1):
         # every machine counts the same failures, so that all agree on the number of an attempt
-        launcher = Launcher(os.getpid(), machines, str(attempt))
+        launcher = Launcher(os.getpid(), machines, str(attempt), peak)
         error = _Ranks(["-m", "nanogpt_cli", "resume", run], processes, launcher).run()
         if error is None:
             return

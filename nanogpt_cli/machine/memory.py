@@ -1,10 +1,16 @@
-"""How much memory there is: of this machine, and of a device."""
+"""How much memory there is, of this machine and of a device, and how running out of it is told."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
+from nanogpt_cli.errors import NanogptError
+
 CGROUP = Path("/sys/fs/cgroup")
+# how backends that have no exception of their own say it: CPU allocators, MPS, cuBLAS
+OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "alloc_failed")
 
 
 def free_memory() -> int | None:
@@ -36,3 +42,26 @@ def memory_of(device: torch.device) -> int | None:
         total: int = torch.cuda.get_device_properties(device).total_memory  # asking what is free would itself take some
         return total
     return free_memory() if device.type == "cpu" else None
+
+
+@contextlib.contextmanager
+def explain_out_of_memory(advice: str) -> Iterator[None]:
+    """Turn running out of memory into a message that ends with `advice`.
+
+    Raises:
+        NanogptError: there was not enough memory.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        told = str(error).strip().partition("\n")[0]
+        raise NanogptError(f"Out of memory{f' ({told})' if told else ''}.\n{advice}") from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of torch, numpy or Python says that memory, of a device or the host, was not enough."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in OUT_OF_MEMORY)

@@ -58,6 +58,7 @@ class Launcher:
     pid: int
     machines: Machines
     attempt: str  # different for every launch, the same on all machines
+    peak: tuple[float, str] | None = None  # FLOP/s of one device and how it is known
 
     def to_environment(self) -> str:
         return json.dumps(asdict(self))

@@ -10,19 +10,105 @@ import pickle
 import shutil
 import zipfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, Field, InstanceOf, Strict, StrictStr, TypeAdapter, ValidationError
+from torch import Tensor
 
+from nanogpt_cli.config.derived import Schedule, with_schedule
+from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.setting import shown
 from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.files import DiskFullError, atomic_write, disk_full_named, sync_folder, temporary_beside
-from nanogpt_cli.runs.form import TRAINING, WEIGHTS, Progress, check_form
+from nanogpt_cli.model.build import check_shapes, parameter_shapes, shapes_of
 
-FORMAT = 1
+FORMAT = 2
 Checkpoint = dict[str, Any]
+Count = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
+Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq", "step"), "muon": ("momentum_buffer",)}
+
+
+@dataclass
+class RunProgress:
+    """How far a run is. `step` counts completed updates, `rows` the rows they consumed."""
+
+    step: Count = 0
+    rows: Count = 0
+    best_loss: Number | None = None  # lowest validation loss, nats
+    best_step: Count | None = None
+    evaluated_step: Count = 0  # the last step that was evaluated
+    window_sum: Number = 0.0  # losses since the last log line
+    window_count: Count = 0
+    skipped: Count = 0  # float16 updates that overflowed
+    time_s: Number = 0.0  # training time
+
+
+class Empty(BaseModel, extra="forbid"):
+    """A table without keys: there is no scaler, or the data is not known."""
+
+
+class Scaler(BaseModel):
+    """State of torch's GradScaler."""
+
+    scale: Number
+    growth_factor: Number
+    backoff_factor: Number
+    growth_interval: Count
+    growth_tracker: Count = Field(alias="_growth_tracker")
+
+
+class SplitPrint(BaseModel):
+    """What tells one split of a data set from another."""
+
+    tokens: Count
+    dtype: StrictStr
+    digest: StrictStr
+    sha256: StrictStr = ""
+
+
+class DataPrint(BaseModel):
+    """The same of a data set."""
+
+    name: StrictStr
+    folder: StrictStr
+    train: SplitPrint
+    val: SplitPrint
+
+
+class Layout(BaseModel, extra="allow"):
+    """What must be the same for a resumed run to be bit-identical; absent where it does not apply."""
+
+    ranks: Count = 1
+    threads: Count = 1
+
+
+class Weights(BaseModel):
+    """best.pt. `config` holds all settings, [model] with vocab_size: it is the architecture."""
+
+    format: Count
+    model: dict[str, InstanceOf[Tensor]]
+    step: Count
+    config: dict[str, dict[str, Any]]
+    tokenizer: dict[str, Any] | None
+    data: DataPrint | Empty
+
+
+class TrainingContent(Weights):
+    """ckpt.pt."""
+
+    optimizer: dict[str, dict[str, dict[str, InstanceOf[Tensor]]]]
+    scaler: Scaler | Empty
+    rows: Count
+    progress: RunProgress
+    eval_windows: Annotated[Count, Field(gt=0)]  # as configured at the start of the run
+    layout: Layout
+
+
+WEIGHTS, TRAINING = Weights.model_fields.keys(), TrainingContent.model_fields.keys()
 
 
 def save_checkpoint(checkpoint: Checkpoint, path: Path, *, previous: Path | None = None) -> None:
@@ -92,32 +178,77 @@ def own_checkpoint(content: Any, path: Path) -> Checkpoint:
     Raises:
         UserError: it is something else, of a later format, or not as this program writes it.
     """
-    if not isinstance(content, dict) or not content.keys() >= WEIGHTS.keys():
+    if not isinstance(content, dict) or not content.keys() >= WEIGHTS:
         hint = " It looks like a nanoGPT checkpoint." if is_nanogpt(content) else ""
         raise UserError(f"{path}: not a checkpoint of this program.{hint}")
     version = content["format"]
-    if type(version) is not int or version != FORMAT:
-        raise UserError(f"{path}: checkpoint format {shown(version)}; this version reads format {FORMAT}.")
-    trainable = content.keys() >= TRAINING.keys()
-    check_form(content, TRAINING if trainable else WEIGHTS, str(path))
-    if trainable:
-        content["progress"] = asdict(Progress(**content["progress"]))  # an earlier version may have known less
-    return content
+    if type(version) is not int or not 1 <= version <= FORMAT:
+        raise UserError(f"{path}: checkpoint format {shown(version)}; this version reads format {FORMAT} and before.")
+    found: Checkpoint = content if version == FORMAT else _from_format_1(content, path)
+    trainable = found.keys() >= TRAINING
+    try:
+        (TrainingContent if trainable else Weights).model_validate(found)
+    except ValidationError as error:
+        raise _damaged(path, error.errors()[0]["loc"][0]) from None
+    _check_tensors(found, path)
+    if trainable:  # an earlier version may have known less
+        found["progress"] = asdict(TypeAdapter(RunProgress).validate_python(found["progress"]))
+    return found
 
 
-def load_training_state(path: Path) -> Checkpoint:
+def _check_tensors(content: Checkpoint, path: Path) -> None:
+    """Compare the tensors with the architecture that the file names."""
+    architecture, weights = combine(Layer(str(path), content["config"])).config.model, content["model"]
+    blocks = {name.split(".")[1] for name in weights if name.startswith("h.")}
+    if architecture.vocab_size is None or len(blocks) != architecture.n_layer:
+        raise _damaged(path, "architecture")
+    check_shapes(shapes_of(weights), parameter_shapes(architecture), str(path))
+    for part, states in content.get("optimizer", {}).items():
+        for name, moments in states.items():
+            shape = weights[name].shape if name in weights else None
+            shapes = {key: () if key == "step" else shape for key in MOMENTS.get(part, ())}
+            if {key: moment.shape for key, moment in moments.items()} != shapes:
+                raise _damaged(path, f"optimizer state of {name}")
+
+
+def _damaged(path: Path, key: object) -> UserError:
+    return UserError(f"{path}: damaged, or not written by this program: its {key} is not what it should be.")
+
+
+def _from_format_1(content: Checkpoint, path: Path) -> Checkpoint:
+    """Format 1 kept architecture and schedule beside settings that did not always say the same."""
+    for key in ("config", "architecture"):
+        if not isinstance(content.get(key), dict):
+            raise _damaged(path, key)
+    model = {name: value for name, value in content["architecture"].items() if value is not None}
+    config = combine(Layer(str(path), {**content["config"], "model": model})).config
+    if "schedule" in content:
+        try:
+            config = with_schedule(config, TypeAdapter(Schedule).validate_python(content["schedule"]))
+        except ValidationError:
+            raise _damaged(path, "schedule") from None
+    left = {key: value for key, value in content.items() if key not in ("architecture", "schedule")}
+    return {**left, "format": FORMAT, "config": config.to_toml()}
+
+
+def load_training_state(path: Path, *, mmap: bool = True) -> Checkpoint:
     """A checkpoint that training can continue from.
 
     Raises:
         UserError: as `load_checkpoint`; also for a file with weights alone.
     """
-    content = load_checkpoint(path)
-    if not content.keys() >= TRAINING.keys():
+    return own_training_state(read_torch_file(path, mmap=mmap), path)
+
+
+def own_training_state(content: Any, path: Path) -> Checkpoint:
+    """`own_checkpoint` of a training state; UserError for a file with weights alone."""
+    found = own_checkpoint(content, path)
+    if not found.keys() >= TRAINING:
         raise UserError(
             f"{path}: holds weights alone, no optimizer state. "
             f"To start a new run from these weights: nanogpt train --init-from {typed(path)}"
         )
-    return content
+    return found
 
 
 def read_torch_file(path: Path, *, mmap: bool = True) -> Any:

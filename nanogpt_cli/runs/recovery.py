@@ -9,6 +9,7 @@ did not rest on: a damaged ckpt.pt is kept under another name, and where no stat
 (milestones, best weights) is named with the command that uses it.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,15 +41,16 @@ def newest_state(run: RunDirectory) -> Source:
     Raises:
         UserError: nothing can be trusted; says what is wrong with each file and what can still be used.
     """
-    layer, config, wrong = None, None, ""
+    layer, wrong = None, ""
     try:
-        layer = config_layer(run)
-        config = combine(layer).config
+        found = config_layer(run)
+        combine(found)
+        layer = found
     except UserError as error:
         wrong = str(error)
 
     try:
-        checkpoint, path, problem = latest_state(run.checkpoint, run.previous, lambda found: _stranger(found, config))
+        checkpoint, path, problem = latest_state(run.checkpoint, run.previous, lambda found: _stranger(found, layer))
     except UserError as error:
         raise UserError(f"{error}{_still_usable(run)}") from None
     if checkpoint is None or path is None:
@@ -62,11 +64,10 @@ def newest_state(run: RunDirectory) -> Source:
             raise UserError(f"{wrong} There is no checkpoint that could tell the settings.")
         return Source(None, None, layer)
     problems = [f"{problem} {_fallback(run, path, checkpoint['step'])}"] if problem else []
-    if wrong:
+    if layer is None:
         layer = Layer(f"the checkpoint {path}", checkpoint["config"])
         problems.append(f"{wrong} The settings of {path.name} are used instead.")
-    assert layer is not None
-    return Source(checkpoint, path, layer, tuple(problems))
+    return Source(checkpoint, path, _with_architecture(layer, checkpoint), tuple(problems))
 
 
 def _fallback(run: RunDirectory, path: Path, step: int) -> str:
@@ -96,12 +97,21 @@ def fixed_differences(before: Config, now: Config) -> Iterator[tuple[str, Any, A
             yield name, old, new
 
 
-def _stranger(checkpoint: Checkpoint, config: Config | None) -> str:
+def _with_architecture(layer: Layer, checkpoint: Checkpoint) -> Layer:
+    """The settings of config.toml; an earlier version left out there what the weights of init_from brought."""
+    model = layer.tables.get("model", {})
+    if "init_from" not in layer.tables.get("train", {}) or "vocab_size" in model:
+        return layer
+    model = checkpoint["config"]["model"] | {key: model[key] for key in ("dropout",) if key in model}
+    return dataclasses.replace(layer, tables={**layer.tables, "model": model})
+
+
+def _stranger(checkpoint: Checkpoint, layer: Layer | None) -> str:
     """Why a checkpoint cannot be of the run with these settings; empty if it can, or if they are not known."""
-    if config is None:
+    if layer is None:
         return ""
     saved = combine(Layer("the checkpoint", checkpoint["config"])).config
-    for name, theirs, ours in fixed_differences(saved, config):
+    for name, theirs, ours in fixed_differences(saved, combine(_with_architecture(layer, checkpoint)).config):
         if None not in (theirs, ours):
             return f"not of this run: its {name} is {theirs}, that of config.toml {ours}"
     return ""

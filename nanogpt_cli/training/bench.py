@@ -1,7 +1,7 @@
 """How fast a model trains here: whole updates and their parts, timed on made-up tokens, without a run directory.
 
-An update is timed as training does it: forward and backward of each micro-batch, then clipping and optimizer. The
-device is waited for around blocks of micro-steps, not inside them; only the stages are timed with a wait after each.
+What is timed is the step that training takes: forward and backward of each micro-batch, then the update. The device is
+waited for around blocks of micro-steps, not inside them; only the stages are timed with a wait after each.
 """
 
 import bisect
@@ -15,15 +15,16 @@ import torch
 from torch import nn
 
 from nanogpt_cli.config.derived import Split
-from nanogpt_cli.config.schema import Config, ModelSettings
+from nanogpt_cli.config.schema import Config
 from nanogpt_cli.data.tokens.batches import Batches
 from nanogpt_cli.data.tokens.data_set import DataSet
 from nanogpt_cli.data.tokens.rows import RowOrder
 from nanogpt_cli.machine.device import Compute, memory_gib, synchronize
+from nanogpt_cli.machine.distributed import ALONE
 from nanogpt_cli.machine.memory import free_memory
-from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.model.sizes import flops_per_token, memory_estimate
-from nanogpt_cli.training.optimizer import Optimizer
+from nanogpt_cli.training.state import build_state
+from nanogpt_cli.training.step import TrainStep
 
 SECONDS = 8.0  # of measuring, about
 BLOCKS = 5  # medians are taken over at least so many timings, where one is short enough
@@ -56,34 +57,30 @@ class Measurement:
 
 
 class Bench:
-    """A model with random weights and its optimizer, ready to take steps on random tokens."""
+    """A training state at step 0 and the step that training takes, on random tokens."""
 
-    def __init__(self, config: Config, architecture: ModelSettings, compute: Compute, batch_size: int) -> None:
-        self.config, self.architecture, self.compute, self.batch_size = config, architecture, compute, batch_size
-        with torch.device("meta"):
-            model = GPT(architecture)
-        self.model = model.to_empty(device=compute.device)
+    def __init__(self, config: Config, compute: Compute, batch_size: int) -> None:
+        self.compute = compute
+        state = build_state(config, compute, weights={})
         with torch.no_grad():
-            for parameter in self.model.parameters():
+            for parameter in state.model.parameters():
                 nn.init.normal_(parameter, std=0.02)
         if compute.compile:
-            self.model.compile()
-        self.optimizer = Optimizer(self.model, config.optim, compute.device)
-        self.optimizer.set_rates(0.0)  # speed does not depend on the rate, and nothing can blow up
-        self.scaler = torch.amp.GradScaler(compute.device.type, enabled=compute.dtype == torch.float16)
-        self.not_skipped = torch.zeros((), device=compute.device)
-        shape = (batch_size, architecture.block_size + 1)
-        tokens = torch.randint(architecture.vocab_size or 1, shape, device=compute.device)
+            state.model.compile()
+        state.optimizer.set_rates(0.0)  # speed does not depend on the rate, and nothing can blow up
+        self.state = state
+        self.train_step = TrainStep(state, state.model, Split(batch_size, 1, 1), compute, ALONE)
+        shape = (batch_size, config.model.block_size + 1)
+        tokens = torch.randint(config.model.vocab_size or 1, shape, device=compute.device)
         self.x, self.y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def forward(self) -> None:
         """The loss of a micro-batch."""
-        with self.compute.autocast():
-            self.loss = self.model(self.x, self.y)
+        self.loss = self.train_step.forward(self.x, self.y)
 
     def backward(self) -> None:
         """Add up its gradients."""
-        self.scaler.scale(self.loss).backward()
+        self.train_step.backward(self.loss)
 
     def micro_steps(self, count: int = 1) -> None:
         """Both, `count` times."""
@@ -93,10 +90,7 @@ class Bench:
 
     def update(self) -> None:
         """Clip, apply and drop the gradients."""
-        self.optimizer.take_gradients()
-        self.optimizer.clip(self.config.optim.grad_clip)
-        self.optimizer.step(self.not_skipped)
-        self.optimizer.zero_grad()
+        self.train_step.update(self.loss.detach())
 
     def timed(self, work: Callable[[], object]) -> float:
         """Seconds of `work`, the device's included."""
@@ -109,7 +103,6 @@ class Bench:
 
 def measure(
     config: Config,
-    architecture: ModelSettings,
     compute: Compute,
     *,
     batch_size: int,
@@ -120,7 +113,7 @@ def measure(
     """Time updates of `batch_size` rows a micro-batch on one device.
 
     Args:
-        architecture: with vocab_size set.
+        config: with vocab_size set.
         peak: FLOP/s of the device, for MFU.
         data_set: for the time of reading a batch.
         seconds: how long to measure, about (default SECONDS); a few micro-steps are taken in any case.
@@ -128,7 +121,7 @@ def measure(
     seconds = SECONDS if seconds is None else seconds
     if compute.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(compute.device)
-    bench = Bench(config, architecture, compute, batch_size)
+    bench = Bench(config, compute, batch_size)
     bench.micro_steps()  # kernels are picked, and compiled, in the first
     bench.update()
     once = bench.timed(bench.micro_steps)
@@ -139,8 +132,8 @@ def measure(
     micro_steps = -(-config.train.batch_size * config.train.gradient_accumulation_steps // batch_size)
     micro_s = statistics.median(micro)
     step_s = micro_steps * micro_s + stages["optimizer"]
-    tokens = batch_size * micro_steps * architecture.block_size
-    data_s = None if data_set is None else micro_steps * _reading(data_set, config, architecture, batch_size)
+    tokens = batch_size * micro_steps * config.model.block_size
+    data_s = None if data_set is None else micro_steps * _reading(data_set, config, batch_size)
     return Measurement(
         batch_size=batch_size,
         micro_steps=micro_steps,
@@ -149,7 +142,7 @@ def measure(
         spread=(max(micro) - min(micro)) / micro_s,
         step_ms=1000 * step_s,
         tokens_per_s=tokens / step_s,
-        flops_per_s=tokens / step_s * flops_per_token(architecture),
+        flops_per_s=tokens / step_s * flops_per_token(config.model),
         peak=peak,
         memory_gib=memory_gib(compute.device),
         stages_ms={
@@ -171,13 +164,13 @@ def _stages(bench: Bench, repeats: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in timings.items()}
 
 
-def _reading(data_set: DataSet, config: Config, architecture: ModelSettings, batch_size: int) -> float:
+def _reading(data_set: DataSet, config: Config, batch_size: int) -> float:
     """Seconds to have one micro-batch on the device, if nothing were read ahead."""
-    order = RowOrder(data_set.train.count, architecture.block_size, config.train.seed, config.data.sampling)
+    order = RowOrder(data_set.train.count, config.model.block_size, config.train.seed, config.data.sampling)
     split = Split(batch_size, 1, 1)
     timings = []
     with Batches(
-        data_set.train, order, split, 0, first_row=0, vocab_size=architecture.vocab_size or 0, device="cpu"
+        data_set.train, order, split, 0, first_row=0, vocab_size=config.model.vocab_size or 0, device="cpu"
     ) as batches:
         for _ in range(2 * BLOCKS):
             before = time.perf_counter()
@@ -186,14 +179,12 @@ def _reading(data_set: DataSet, config: Config, architecture: ModelSettings, bat
     return statistics.median(timings)
 
 
-def sweep(
-    config: Config, architecture: ModelSettings, compute: Compute, *, peak: float | None
-) -> Iterator[Measurement]:
+def sweep(config: Config, compute: Compute, *, peak: float | None) -> Iterator[Measurement]:
     """Measurements at batch sizes 1, 2, 4... until memory ends: tried on CUDA, elsewhere estimated and never tried."""
     batch_size = 1
-    while compute.device.type == "cuda" or batch_size <= largest_batch(config, architecture, compute):
+    while compute.device.type == "cuda" or batch_size <= largest_batch(config, compute):
         try:
-            found = measure(config, architecture, compute, batch_size=batch_size, peak=peak, seconds=SECONDS / 2)
+            found = measure(config, compute, batch_size=batch_size, peak=peak, seconds=SECONDS / 2)
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
             return
@@ -203,7 +194,7 @@ def sweep(
         batch_size *= 2
 
 
-def largest_batch(config: Config, architecture: ModelSettings, compute: Compute) -> int:
+def largest_batch(config: Config, compute: Compute) -> int:
     """Rows that are expected to fit into MEMORY_SHARE of free memory; at least 1."""
     free = free_memory()
     if free is None:
@@ -212,7 +203,7 @@ def largest_batch(config: Config, architecture: ModelSettings, compute: Compute)
     def bytes_for(rows: int) -> float:
         dtype, device = compute.dtype_name, compute.device.type
         parts = memory_estimate(
-            architecture,
+            config.model,
             rows,
             config.optim.optimizer,
             dtype,
@@ -225,12 +216,12 @@ def largest_batch(config: Config, architecture: ModelSettings, compute: Compute)
     return max(1, bisect.bisect_right(range(1, MOST_ROWS), MEMORY_SHARE * free, key=bytes_for))
 
 
-def profile(config: Config, architecture: ModelSettings, compute: Compute, *, batch_size: int, folder: Path) -> Path:
+def profile(config: Config, compute: Compute, *, batch_size: int, folder: Path) -> Path:
     """Write a trace of a few updates to `folder`, for chrome://tracing or ui.perfetto.dev; its path."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
-    bench = Bench(config, architecture, compute, batch_size)
+    bench = Bench(config, compute, batch_size)
     bench.micro_steps()
     bench.update()
     synchronize(compute.device)

@@ -1,8 +1,7 @@
-"""What a run is going to do, worked out before anything is made: for the user to read and for `start` to carry out."""
+"""What a run is going to do, worked out before anything is made: for the user to read and for `start` to begin."""
 
 import dataclasses
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,10 @@ import torch
 
 from nanogpt_cli.config.derived import Derived, Schedule, Split, data_folder, derive, schedule_of, split_rows
 from nanogpt_cli.config.layers import Layered, without_effect
-from nanogpt_cli.config.schema import Config, ModelSettings
-from nanogpt_cli.data.tokens.data_set import DataSet, check_fits, open_data_set
+from nanogpt_cli.config.schema import Config
+from nanogpt_cli.data.tokens.data_set import DataSet, check_fits, difference, open_data_set
 from nanogpt_cli.data.tokens.rows import RowOrder
-from nanogpt_cli.errors import UserError
+from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.machine.device import Compute, choose_compute, device_name
 from nanogpt_cli.machine.distributed import check_gpus, choose_backend
 from nanogpt_cli.machine.memory import free_memory, memory_of
@@ -21,52 +20,62 @@ from nanogpt_cli.machine.peaks import measure_peak_flops, peak_tflops
 from nanogpt_cli.machine.rank import Place
 from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token, memory_estimate, parameter_table
 from nanogpt_cli.progress import QUIET, Progress
-from nanogpt_cli.runs.checkpoint import Checkpoint
-from nanogpt_cli.training.init_from import initial_weights
-from nanogpt_cli.view.plain import duration
+from nanogpt_cli.runs.checkpoint import RunProgress
+from nanogpt_cli.training.init_from import initial_architecture
 
 ALONE = Place()
-Row = tuple[str, str, str]  # label, value, where it comes from
+Peak = tuple[float, str]  # FLOP/s of one device, and how it is known
 
 # below this many FLOPs a compiled model does not earn back the time it takes to compile (about a minute on a GPU)
 LONG_RUN_FLOPS = 1e16
 HOPELESS = 10  # times the memory that is there: no estimate is that far off, and trying would hang the machine
 
 
-@dataclass
+@dataclass(frozen=True)
+class ResumePoint:
+    """The training state a run goes on from: what is small of it. The tensors are read when the run is begun."""
+
+    path: Path  # ours, or nanoGPT's
+    progress: RunProgress
+    layout: dict[str, Any]
+    vocab_size: int
+
+
+@dataclass(frozen=True)
 class Plan:
-    """A run, worked out: `start_new` or `start_resume` carries it out."""
+    """A run, worked out; the same on every rank but for its device. It holds no tensors and can be pickled."""
 
     run_path: Path
-    config: Config
-    origins: dict[str, str]
+    config: Config  # [model] is the architecture, with vocab_size
     derived: Derived
-    architecture: ModelSettings  # with vocab_size set
-    schedule: Schedule
     split: Split
     eval_windows: int
     data_set: DataSet
     compute: Compute
-    backend: str = "gloo"  # of several processes
-    makes_run: bool = True  # whether run_path is new
-    checkpoint: Checkpoint | None = None  # where a resumed run goes on; None starts at step 0
-    checkpoint_path: Path | None = None
-    initial_weights: dict[str, torch.Tensor] | None = None  # of init_from
-    notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    peak: tuple[float, str] | None = None  # FLOP/s of one device, and how it is known
+    backend: str  # of several processes
+    makes_run: bool  # whether run_path is new
+    resume_point: ResumePoint | None  # None starts at step 0
+    weights_from: str | None  # init_from at step 0, in words
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    peak: Peak | None
 
     @property
     def first_step(self) -> int:
         """Updates done already."""
-        return int(self.checkpoint["step"]) if self.checkpoint else 0
+        return self.resume_point.progress.step if self.resume_point else 0
 
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to do; a signal may have kept the last update from being evaluated."""
-        if self.checkpoint is None or self.first_step < self.config.train.max_iters:
+        if self.resume_point is None or self.first_step < self.config.train.max_iters:
             return False
-        return bool(self.checkpoint["progress"]["evaluated_step"] == self.first_step)
+        return self.resume_point.progress.evaluated_step == self.first_step
+
+    @property
+    def schedule(self) -> Schedule:
+        """The learning rate of every update."""
+        return schedule_of(self.config)
 
     @property
     def sharded(self) -> bool:
@@ -77,19 +86,19 @@ class Plan:
     def order(self) -> RowOrder:
         """Which row of the data each row of the run is."""
         c = self.config
-        return RowOrder(self.data_set.train.count, self.architecture.block_size, c.train.seed, c.data.sampling)
+        return RowOrder(self.data_set.train.count, c.model.block_size, c.train.seed, c.data.sampling)
 
     @property
     def tokens_per_step(self) -> int:
         """Over all ranks."""
-        return self.split.rows * self.architecture.block_size
+        return self.split.rows * self.config.model.block_size
 
     @property
     def memory(self) -> dict[str, int]:
         """Bytes that one process is expected to need, by part; an estimate."""
         c, compute = self.config, self.compute
         found = memory_estimate(
-            self.architecture,
+            c.model,
             self.split.micro_batch,
             c.optim.optimizer,
             compute.dtype_name,
@@ -100,73 +109,12 @@ class Plan:
             found |= {part: found[part] // self.split.world_size for part in ("weights", "gradients", "moments")}
         return found
 
-    def groups(self) -> list[tuple[str, list[Row]]]:
-        """The plan for people: titled groups of (label, value, reason)."""
-        return [
-            ("model", self._model_rows()),
-            ("data", self._data_rows()),
-            ("training", self._training_rows()),
-            ("machine", self._machine_rows()),
-        ]
-
-    def _model_rows(self) -> list[Row]:
-        m = self.architecture
-        count = sum(parameter_table(m).values())
-        vocabulary = f"vocabulary {m.vocab_size:,}: {self.derived.reasons.get('vocab_size', 'as set')}"
-        shape = f"{m.n_layer} layers, {m.n_head} heads, width {m.n_embd}, context {m.block_size}"
-        rows = [("model", shape, ""), ("parameters", f"{count:,}", vocabulary)]
-        if self.checkpoint is None and self.initial_weights is None:
-            guessing = math.log(m.vocab_size or 1)
-            rows.append(("first loss", f"about {guessing:.2f}", "ln(vocabulary): what guessing costs"))
-        return rows
-
-    def _data_rows(self) -> list[Row]:
-        d = self.data_set
-        return [("data set", f"{d.name}, {d.train.count:,} train and {d.val.count:,} val tokens", str(d.folder))]
-
-    def _training_rows(self) -> list[Row]:
-        c = self.config
-        left = c.train.max_iters - self.first_step
-        epochs = self.order.epoch(left * self.split.rows)
-        steps_an_epoch = self.order.windows / self.split.rows
-        s = self.schedule
-        rates = f"{s.learning_rate:g} {s.shape}"
-        if s.shape != "constant":
-            rates += f" to {s.min_lr:g} at step {s.lr_decay_iters:,}"
-        return [
-            ("updates", f"{left:,}", f"step {self.first_step:,} to {c.train.max_iters:,}"),
-            ("tokens a step", f"{self.tokens_per_step:,}", f"{self.split.sum} x {self.architecture.block_size} tokens"),
-            ("epochs", f"{epochs:.2f}", f"{steps_an_epoch:,.1f} steps an epoch"),
-            ("optimizer", c.optim.optimizer, f"weight decay {c.optim.weight_decay:g}, clip {c.optim.grad_clip:g}"),
-            ("learning rate", rates, f"{s.warmup_iters:,} steps of warm-up"),
-        ]
-
-    def _machine_rows(self) -> list[Row]:
-        c, compute = self.config, self.compute
-        per_token = flops_per_token(self.architecture)
-        total = per_token * self.tokens_per_step * (c.train.max_iters - self.first_step)
-        rows = [
-            ("device", compute.describe(), compute.reasons["device"]),
-            ("dtype", compute.dtype_name, compute.reasons["dtype"]),
-            ("compile", "on" if compute.compile else "off", compute.reasons["compile"]),
-            *self._process_rows(),
-            ("work", f"{total:.3g} FLOP", f"{per_token / 1e6:,.1f} MFLOP a token, 6N + 12LHQT"),
-            ("memory", f"about {sum(self.memory.values()) / 2**30:.2f} GiB", "estimate: weights, moments, activations"),
-        ]
-        if self.peak is not None:
-            flops, source = self.peak
-            seconds = total / (flops * self.split.world_size)
-            rows.append(("time", f"at least {duration(seconds)}", f"at {flops / 1e12:.3g} TFLOP/s, {source}"))
-        rows.append(("writes to", str(self.run_path), ""))
-        return rows
-
-    def _process_rows(self) -> list[Row]:
-        ranks, here = self.split.world_size, self.config.system.gpus
-        if ranks == 1:
-            return []
-        where = "on this machine" if ranks == here else f"({here} on each of {ranks // here} machines)"
-        how = "FSDP: each keeps a share of the model" if self.sharded else "DDP: each keeps the whole model"
-        return [("processes", f"{ranks} {where}", f"{how}; {self.backend}")]
+    def config_toml(self) -> dict[str, Any]:
+        """The tables of config.toml. What the data set decides stays out, so that they go with another one too."""
+        tables = self.config.to_toml()
+        if "vocab_size" in self.derived.values:
+            del tables["model"]["vocab_size"]
+        return {**tables, "derived": self.derived.to_toml()}
 
 
 def check_settings(config: Config, *, place: Place = ALONE, machines: int = 1) -> None:
@@ -177,13 +125,13 @@ def check_settings(config: Config, *, place: Place = ALONE, machines: int = 1) -
     """
     from nanogpt_cli.weights.resolve import find_model
 
-    _shared_out(config, place, machines)
+    _over_ranks(config, place, machines)
     choose_compute(config.system, config.model, local_rank=place.device_index)
     if config.train.init_from is not None:
         find_model(config.train.init_from)
 
 
-def _shared_out(config: Config, place: Place, machines: int) -> tuple[Config, Split]:
+def _over_ranks(config: Config, place: Place, machines: int) -> tuple[Config, Split]:
     """The settings with the number of processes here, and what each process takes of a step."""
     if place.several:  # whoever started the processes has decided how many there are
         config = config.replace("system", gpus=place.local_size)
@@ -192,11 +140,11 @@ def _shared_out(config: Config, place: Place, machines: int) -> tuple[Config, Sp
     return config, split_rows(config, place.world_size if place.several else gpus * machines)
 
 
-def compute_for(config: Config, architecture: ModelSettings, device_index: int = 0) -> Compute:
-    """Device, dtype and compile for a training of this size."""
+def compute_for(config: Config, device_index: int = 0) -> Compute:
+    """Device, dtype and compile for a training of this size; vocab_size must be set."""
     rows = config.train.batch_size * config.train.gradient_accumulation_steps * config.train.max_iters
-    total = flops_per_token(architecture) * rows * architecture.block_size
-    return choose_compute(config.system, architecture, local_rank=device_index, long_run=total > LONG_RUN_FLOPS)
+    total = flops_per_token(config.model) * rows * config.model.block_size
+    return choose_compute(config.system, config.model, local_rank=device_index, long_run=total > LONG_RUN_FLOPS)
 
 
 def plan_run(
@@ -205,8 +153,11 @@ def plan_run(
     *,
     place: Place = ALONE,
     machines: int = 1,
-    schedule: Schedule | None = None,
-    architecture: ModelSettings | None = None,
+    makes_run: bool = True,
+    resume_point: ResumePoint | None = None,
+    eval_windows: int | None = None,
+    notes: tuple[str, ...] = (),
+    warnings: tuple[str, ...] = (),
     progress: Progress = QUIET,
 ) -> Plan:
     """Work out a run from its settings: open the data, choose the machine's part, derive the rest; makes nothing.
@@ -214,58 +165,78 @@ def plan_run(
     Args:
         place: of this process, if it is one of several already.
         machines: on which the run's processes are to be launched.
-        schedule: the frozen one of a resumed run; a new run's follows from the settings.
-        architecture: that of the checkpoint a run goes on from; a new run's follows from the settings.
-        progress: hears how far large token files are checked.
+        resume_point: where the run goes on; its schedule and architecture are those of the settings.
+        eval_windows: of a resumed run; a new run's follow from the settings.
+        notes, warnings: what is known already.
+        progress: hears how far the check of large token files is.
 
     Raises:
         UserError: the settings do not go with the data, the machine, or each other.
     """
-    config, split = _shared_out(layered.config, place, machines)
-    data = config.data
-    data_set = open_data_set(
-        data_folder(config), token_dtype=data.token_dtype, tokenizer=data.tokenizer, progress=progress
-    )
-    derived = derive(config)
+    config, split = _over_ranks(layered.config, place, machines)
+    token_dtype, tokenizer = config.data.token_dtype, config.data.tokenizer
+    data_set = open_data_set(data_folder(config), token_dtype=token_dtype, tokenizer=tokenizer, progress=progress)
     config = config.replace("data", data_dir=str(data_set.folder))  # absolute: resume works from any folder
-    weights = None
-    if architecture is None and config.train.init_from is not None:
-        architecture, weights = initial_weights(layered, data_set)
-    architecture = architecture or config.model
-    if architecture.vocab_size is None:
-        derived.note("vocab_size", data_set.vocab_size, data_set.vocab_source)
-        architecture = dataclasses.replace(architecture, vocab_size=data_set.vocab_size)
-    check_fits(data_set, architecture.block_size, architecture.vocab_size)
-    compute = compute_for(config, architecture, place.device_index)
+    derived, weights_from = derive(config), None
+    if config.train.init_from is not None and resume_point is None:
+        model, loaded = initial_architecture(layered, data_set)
+        config, weights_from = dataclasses.replace(config, model=model), loaded.source
+        notes = (*loaded.notes, *notes)
+    elif config.model.vocab_size is None:
+        rows = resume_point.vocab_size if resume_point else data_set.vocab_size
+        derived.note("vocab_size", rows, data_set.vocab_source if rows == data_set.vocab_size else "as at the start")
+        config = config.replace("model", vocab_size=rows)
+    check_fits(data_set, config.model.block_size, config.model.vocab_size)
+    compute = compute_for(config, place.device_index)
     for key, reason in compute.reasons.items():
         derived.note(key, compute.dtype_name if key == "dtype" else str(getattr(compute, key)), reason)
     plan = Plan(
         run_path=run_path,
         config=config,
-        origins=layered.origins,
         derived=derived,
-        architecture=architecture,
-        schedule=schedule or schedule_of(config),
         split=split,
-        eval_windows=config.train.eval_iters * config.train.batch_size,
+        eval_windows=eval_windows or config.train.eval_iters * config.train.batch_size,
         data_set=data_set,
         compute=compute,
         backend=choose_backend(config.system.backend, compute.device),
-        initial_weights=weights,
-        notes=list(data_set.notes),
-        peak=find_peak(config, compute),
+        makes_run=makes_run,
+        resume_point=resume_point,
+        weights_from=weights_from,
+        notes=(),
+        warnings=(),
+        peak=place.launcher.peak if place.launcher else find_peak(config, compute),
     )
-    plan.warnings += _warnings(plan)
-    if config.system.parallel == "fsdp":
-        _check_sharding(plan)
-    return plan
+    sharding_notes, sharding_warnings = _check_sharding(plan)
+    return dataclasses.replace(
+        plan,
+        notes=(*data_set.notes, *notes, *sharding_notes),
+        warnings=(*without_effect(layered), *_warnings(plan), *sharding_warnings, *warnings),
+    )
 
 
-def _check_sharding(plan: Plan) -> None:
-    """Refuse what cannot be sharded, and say whether rank 0 can hold a checkpoint."""
+def plan_of_rank(plan: Plan, place: Place) -> Plan:
+    """Rank 0's plan for another rank: its own device, and the data as it lies on its machine.
+
+    Raises:
+        UserError: the machine lacks something, or has other data.
+    """
+    config, told = plan.config, plan.data_set
+    data_set = open_data_set(
+        told.folder, token_dtype=config.data.token_dtype, tokenizer=config.data.tokenizer, trusted=True
+    )
+    if differs := difference(told.fingerprint(), data_set.fingerprint()):
+        raise UserError(f"{data_set.folder} holds other data than on machine 0: {differs}.")
+    check_gpus(config.system, place.local_size, place.device_index)
+    device = compute_for(config, place.device_index).device
+    return dataclasses.replace(plan, data_set=data_set, compute=dataclasses.replace(plan.compute, device=device))
+
+
+def _check_sharding(plan: Plan) -> tuple[list[str], list[str]]:
+    """Refuse what cannot be sharded; notes and warnings, such as whether rank 0 can hold a checkpoint."""
+    if plan.config.system.parallel != "fsdp":
+        return [], []
     if not plan.sharded:
-        plan.warnings.append("parallel = fsdp has nothing to share out in one process; see --gpus")
-        return
+        return [], ["parallel = fsdp has nothing to share out in one process; see --gpus"]
     if plan.config.optim.optimizer == "muon":
         raise UserError(
             "--parallel fsdp with optimizer muon: Muon needs whole matrices, FSDP cuts them. "
@@ -273,17 +244,16 @@ def _check_sharding(plan: Plan) -> None:
         )
     if plan.compute.dtype == torch.float16:
         raise UserError("--parallel fsdp with float16: use --dtype bfloat16 or float32.")
-    needed, free = sum(checkpoint_bytes(plan.architecture, "adamw").values()), free_memory()
+    needed, free = sum(checkpoint_bytes(plan.config.model, "adamw").values()), free_memory()
     size = f"rank 0 puts each checkpoint together in {needed / 2**30:,.2f} GiB of memory"
     if free is None:
-        plan.notes.append(size)
-    elif needed < free:
-        plan.notes.append(f"{size}; {free / 2**30:,.1f} GiB are free here")
-    else:
-        plan.warnings.append(f"{size}, but only {free / 2**30:,.1f} GiB are free here: saving will fail")
+        return [size], []
+    if needed < free:
+        return [f"{size}; {free / 2**30:,.1f} GiB are free here"], []
+    return [], [f"{size}, but only {free / 2**30:,.1f} GiB are free here: saving will fail"]
 
 
-def find_peak(config: Config, compute: Compute) -> tuple[float, str] | None:
+def find_peak(config: Config, compute: Compute) -> Peak | None:
     """FLOP/s of one device for MFU and how it is known: given, from the table, or measured here and now."""
     given = config.system.peak_tflops
     if given != "auto":
@@ -295,12 +265,16 @@ def find_peak(config: Config, compute: Compute) -> tuple[float, str] | None:
 
 
 def _warnings(plan: Plan) -> list[str]:
-    c, s = plan.config, plan.schedule
-    found = without_effect(c, plan.origins)
-    if s.warmup_iters >= c.train.max_iters:
+    s, last, found = plan.schedule, plan.config.train.max_iters, []
+    if s.warmup_iters >= last:
         found.append(
-            f"the warm-up of {s.warmup_iters:,} steps is not over when the run ends at {c.train.max_iters:,}: "
+            f"the warm-up of {s.warmup_iters:,} steps is not over when the run ends at {last:,}: "
             "the learning rate never reaches its peak"
+        )
+    if plan.resume_point is not None and s.shape != "constant" and last > s.lr_decay_iters:
+        found.append(
+            f"the decay ends at step {s.lr_decay_iters:,}, the run at {last:,}: "
+            f"in between the rate stays at {s.min_lr:g}. To decay over the longer run add --lr-decay-iters."
         )
     needed, there = sum(plan.memory.values()), memory_of(plan.compute.device)
     if there is not None and needed > there:
@@ -314,12 +288,33 @@ def _warnings(plan: Plan) -> list[str]:
     return found
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Settings that changed between two nested tables, each as `key: old -> new`."""
-    found = []
-    for section in now:
-        old, new = before.get(section, {}), now[section]
-        for key in dict.fromkeys([*old, *new]):
-            if old.get(key) != new.get(key):
-                found.append(f"{key}: {old.get(key, 'unset')} -> {new.get(key, 'unset')}")
-    return found
+def memory_advice(plan: Plan) -> str:
+    """For a run that ran out of memory: what it took, and ways to need less, first those that keep a step's tokens."""
+    m, micro_batch, parts = plan.config.model, plan.split.micro_batch, plan.memory
+    largest = sorted(parts, key=lambda part: parts[part], reverse=True)
+    lines = [
+        f"On {plan.compute.describe()}: micro-batches of {micro_batch:,} rows x {m.block_size:,} tokens in "
+        f"{plan.compute.dtype_name}, {sum(parameter_table(m).values()):,} parameters; estimated: "
+        + ", ".join(f"{part} {parts[part] / 2**30:,.2f} GiB" for part in largest)
+        + "."
+    ]
+    go_on = f"nanogpt resume {typed(plan.run_path)}"
+    smaller = smaller_batch(plan.config, micro_batch)
+    if smaller is not None:
+        lines.append(
+            f"The same {plan.tokens_per_step:,} tokens a step: {go_on} --batch-size {smaller[0]} "
+            f"--gradient-accumulation-steps {smaller[1]}"
+        )
+    if not plan.config.system.activation_checkpointing:
+        lines.append(f"Less memory for activations: {go_on} --activation-checkpointing")
+    if plan.split.world_size > 1 and not plan.sharded:
+        lines.append(f"Weights and moments shared out over the ranks: {go_on} --parallel fsdp")
+    lines.append("A new run needs less with a smaller --block-size, --n-layer or --n-embd; nanogpt mfu shows how much.")
+    return "\n".join(lines)
+
+
+def smaller_batch(config: Config, micro_batch: int) -> tuple[int, int] | None:
+    """(batch_size, accumulation) of the same rows an update in at most half the micro-batch; None for single rows."""
+    rows = config.train.batch_size * config.train.gradient_accumulation_steps
+    smaller = next((n for n in range(micro_batch // 2, 0, -1) if rows % n == 0), None)
+    return None if smaller is None else (smaller, rows // smaller)

@@ -6,25 +6,38 @@ from typing import Any
 
 import torch
 
-from nanogpt_cli.config.derived import Schedule, schedule_of
+from nanogpt_cli.config.derived import schedule_of, with_schedule
 from nanogpt_cli.config.layers import Layer, combine
-from nanogpt_cli.config.schema import Config, ModelSettings
+from nanogpt_cli.config.schema import Config
 from nanogpt_cli.data.tokens.files import difference
 from nanogpt_cli.errors import UserError, typed
-from nanogpt_cli.runs.checkpoint import Checkpoint, is_nanogpt, load_training_state, read_torch_file
+from nanogpt_cli.machine.rank import Place
+from nanogpt_cli.progress import QUIET, Progress
+from nanogpt_cli.runs.checkpoint import (
+    Checkpoint,
+    RunProgress,
+    is_nanogpt,
+    load_training_state,
+    own_training_state,
+    read_torch_file,
+)
 from nanogpt_cli.runs.directory import RunDirectory
-from nanogpt_cli.runs.form import Progress
 from nanogpt_cli.runs.recovery import Source, best_problem, fixed_differences, newest_state
-from nanogpt_cli.training.plan import Plan, differences, plan_run
-from nanogpt_cli.training.state import Facts, as_checkpoint
+from nanogpt_cli.training.plan import ALONE, Plan, ResumePoint, plan_run
+from nanogpt_cli.training.state import as_checkpoint
 from nanogpt_cli.weights.nanogpt import NanoGPTCheckpoint, from_nanogpt
 from nanogpt_cli.weights.resolve import find_run, look_up
 
-SCHEDULE_SETTINGS = ("schedule", "learning_rate", "min_lr", "warmup_iters", "lr_decay_iters")
-
 
 def plan_resume(
-    word: str, changes: Layer, *, checkpoint: Path | None = None, new_run: Path | None = None, **machine: Any
+    word: str,
+    changes: Layer,
+    *,
+    checkpoint: Path | None = None,
+    new_run: Path | None = None,
+    place: Place = ALONE,
+    machines: int = 1,
+    progress: Progress = QUIET,
 ) -> Plan:
     """Work out how a run goes on; makes nothing.
 
@@ -33,61 +46,77 @@ def plan_resume(
         changes: settings given on the command line.
         checkpoint: fork from this file instead of the last state; needs `new_run`.
         new_run: continue there and leave the old run as it is.
-        machine: `place`, `machines` and `progress` of `plan_run`.
+        place, machines, progress: as for `plan_run`.
 
     Raises:
         UserError: nothing to go on from, or a change that a run cannot take.
     """
     source, run_path = _find_source(word, checkpoint, new_run)
-    layered = combine(source.settings, changes)
+    layered, makes_run = combine(source.settings, changes), new_run is not None
     saved = source.checkpoint
-    if saved is None:
+    if saved is None or source.path is None:
         _refuse_fixed(combine(source.settings).config, layered.config, f"{run_path} was started with")
-        plan = plan_run(layered, run_path, **machine)
-        plan.makes_run = new_run is not None
-        plan.notes.append("there is no checkpoint yet: starting at step 0")
-        return plan
+        note = "there is no checkpoint yet: starting at step 0"
+        return plan_run(
+            layered, run_path, place=place, machines=machines, makes_run=makes_run, notes=(note,), progress=progress
+        )
     before = combine(Layer(str(source.path), saved["config"])).config
-    _refuse_fixed(before, layered.config, f"{source.path} was trained with", saved["architecture"]["vocab_size"])
+    _refuse_fixed(before, layered.config, f"{source.path} was trained with")
     _refuse_other_rows(before, layered.config)
-    # what init_from brought stands in the checkpoint, also where the settings never named it
-    architecture = ModelSettings(**{**saved["architecture"], "dropout": layered.config.model.dropout})
-    schedule = _schedule(saved, before, layered.config)
-    plan = plan_run(layered, run_path, schedule=schedule, architecture=architecture, **machine)
-    plan.checkpoint = saved
-    plan.checkpoint_path = source.path
-    plan.eval_windows = saved["eval_windows"] // before.train.eval_iters * layered.config.train.eval_iters
-    plan.makes_run = new_run is not None
+    frozen = schedule_of(before)  # `--max-iters` alone changes neither warm-up nor decay
+    layered = dataclasses.replace(layered, config=with_schedule(layered.config, frozen))
+    done, warnings = RunProgress(**saved["progress"]), list(source.problems)
+    if not makes_run and (problem := _lost_best(RunDirectory(run_path), saved)):
+        warnings.append(f"{problem} The best weights of this run are lost: the next evaluation begins anew.")
+        done = dataclasses.replace(done, best_loss=None, best_step=None)
+    plan = plan_run(
+        layered,
+        run_path,
+        place=place,
+        machines=machines,
+        makes_run=makes_run,
+        resume_point=ResumePoint(source.path, done, saved["layout"], before.model.vocab_size or 0),
+        eval_windows=saved["eval_windows"] // before.train.eval_iters * layered.config.train.eval_iters,
+        notes=tuple(f"changed {change}" for change in _differences(before, layered.config)),
+        warnings=tuple(warnings),
+        progress=progress,
+    )
     if plan.makes_run and plan.finished:
         raise UserError(
             f"{source.path} is at step {plan.first_step:,} of {layered.config.train.max_iters:,}: a new run would have "
             f"nothing to do. Say how far it is to go: --max-iters N, above {plan.first_step}."
         )
     _refuse_other_data(plan, saved)
-    plan.notes += [f"changed {change}" for change in differences(before.to_toml(), layered.config.to_toml())]
-    plan.warnings += source.problems
-    _warn_of_flat_end(plan)
-    if not plan.makes_run:
-        _forget_lost_best(plan, saved)
     return plan
 
 
-def _warn_of_flat_end(plan: Plan) -> None:
-    s, last = plan.schedule, plan.config.train.max_iters
-    if s.shape != "constant" and last > s.lr_decay_iters:
-        plan.warnings.append(
-            f"the decay ends at step {s.lr_decay_iters:,}, the run at {last:,}: "
-            f"in between the rate stays at {s.min_lr:g}. To decay over the longer run add --lr-decay-iters."
-        )
+def read_state(point: ResumePoint) -> Checkpoint:
+    """The whole training state of a resume point, its tensors mapped, as a new run starts with it."""
+    content = read_torch_file(point.path)
+    state = _from_nanogpt(content, point.path) if is_nanogpt(content) else own_training_state(content, point.path)
+    return {**state, "progress": dataclasses.asdict(point.progress)}
 
 
-def _forget_lost_best(plan: Plan, saved: Checkpoint) -> None:
-    """Without its file the best loss so far would keep later weights from being kept."""
-    progress = saved["progress"]
-    problem = best_problem(RunDirectory(plan.run_path).best, saved)
-    if problem and progress["best_step"] != saved["step"]:  # else it is written again
-        plan.warnings.append(f"{problem} The best weights of this run are lost: the next evaluation begins anew.")
-        plan.checkpoint = {**saved, "progress": {**progress, "best_loss": None, "best_step": None}}
+def _differences(before: Config, now: Config) -> list[str]:
+    """Settings that changed, each as `key: old -> new`; those of the schedule as they are used."""
+    old, new = _as_used(before), _as_used(now)
+    found = []
+    for section, table in new.items():
+        for key in dict.fromkeys([*old[section], *table]):
+            if key != "vocab_size" and old[section].get(key) != table.get(key):
+                found.append(f"{key}: {old[section].get(key, 'unset')} -> {table.get(key, 'unset')}")
+    return found
+
+
+def _as_used(config: Config) -> dict[str, Any]:
+    s = schedule_of(config)
+    decay = {} if s.shape == "constant" else {"min_lr": s.min_lr, "lr_decay_iters": s.lr_decay_iters}
+    return config.replace("optim", warmup_iters=s.warmup_iters, **decay).to_toml()
+
+
+def _lost_best(run: RunDirectory, saved: Checkpoint) -> str:
+    """What is wrong with best.pt, if it is not written again: its loss would keep later weights from being kept."""
+    return best_problem(run.best, saved) if saved["progress"]["best_step"] != saved["step"] else ""
 
 
 def _find_source(word: str, checkpoint: Path | None, new_run: Path | None) -> tuple[Source, Path]:
@@ -98,10 +127,10 @@ def _find_source(word: str, checkpoint: Path | None, new_run: Path | None) -> tu
         )
     foreign = _nanogpt_file(word)
     if foreign is not None:
-        source = _from_nanogpt(foreign)
+        state = _from_nanogpt(read_torch_file(foreign), foreign)
         if new_run is None:
             raise UserError(f"{word} is a nanoGPT run; it continues in a run of ours: add --run NEW.")
-        return source, new_run
+        return Source(state, foreign, Layer(f"nanoGPT's {foreign}", state["config"])), new_run
     run = find_run(word)
     if checkpoint is not None:
         file = run.named_checkpoint(checkpoint, "no such file")
@@ -121,11 +150,11 @@ def _forked(saved: Checkpoint) -> Checkpoint:
     return {**saved, "progress": progress}
 
 
-def _refuse_fixed(before: Config, now: Config, who: str, vocab_size: int | None = None) -> None:
-    if before.model.vocab_size is None and now.model.vocab_size is not None:
-        before = before.replace("model", vocab_size=vocab_size)  # what followed from the data set
+def _refuse_fixed(before: Config, now: Config, who: str) -> None:
     changed = []
     for name, old, new in fixed_differences(before, now):
+        if name == "vocab_size" and new is None:
+            continue  # it follows from the data set, which the run keeps
         if old is not None or name in ("vocab_size", "init_from"):  # the others only say what the data set is
             changed.append(f"{name} = {new}, but {who} {'none' if old is None else old}")
     if changed:
@@ -155,21 +184,6 @@ def _refuse_other_data(plan: Plan, saved: Checkpoint) -> None:
         )
 
 
-def _schedule(saved: Checkpoint, before: Config, now: Config) -> Schedule:
-    """The frozen schedule, unless one of its settings was changed by name; `--max-iters` alone is no such change."""
-    frozen = Schedule(**saved["schedule"])
-    changed = [key for key in SCHEDULE_SETTINGS if getattr(before.optim, key) != getattr(now.optim, key)]
-    if not changed:
-        return frozen
-    fresh = schedule_of(now)
-    kept: dict[str, Any] = {}
-    if now.optim.lr_decay_iters is None:
-        kept["lr_decay_iters"] = frozen.lr_decay_iters
-    if now.optim.warmup_iters is None:
-        kept["warmup_iters"] = frozen.warmup_iters
-    return dataclasses.replace(fresh, **kept)
-
-
 def _nanogpt_file(word: str) -> Path | None:
     """The nanoGPT checkpoint that `word` names; UserError for a file of a run."""
     found = look_up(word)
@@ -187,9 +201,8 @@ def _nanogpt_file(word: str) -> Path | None:
     return path if found.kind == "file" else None
 
 
-def _from_nanogpt(path: Path) -> Source:
+def _from_nanogpt(content: Any, path: Path) -> Checkpoint:
     """A nanoGPT checkpoint as a training state of ours: weights, AdamW moments and step."""
-    content = read_torch_file(path)
     if not is_nanogpt(content):
         raise UserError(f"{path}: neither a run nor a nanoGPT checkpoint. To go on from a file of a run: --checkpoint.")
     theirs: NanoGPTCheckpoint = from_nanogpt(content, str(path))
@@ -199,18 +212,14 @@ def _from_nanogpt(path: Path) -> Source:
             f"To start a new run from its weights: nanogpt train --init-from {typed(path)}"
         )
     model = {k: v for k, v in dataclasses.asdict(theirs.settings).items() if v is not None}
-    layer = Layer(f"nanoGPT's {path}", {**theirs.tables, "model": model})
-    config = combine(layer).config
+    config = combine(Layer(f"nanoGPT's {path}", {**theirs.tables, "model": model})).config
+    lasting = {
+        "eval_windows": config.train.eval_iters * config.train.batch_size,
+        "tokenizer": None,
+        "data": {},
+        "layout": {"torch": str(torch.__version__)},
+    }
     rows = theirs.step * config.train.batch_size * config.train.gradient_accumulation_steps
-    facts = Facts(
-        config=config,
-        architecture=theirs.settings,
-        schedule=schedule_of(config),
-        eval_windows=config.train.eval_iters * config.train.batch_size,
-        tokenizer=None,
-        data={},
-        layout={"torch": str(torch.__version__)},
-    )
-    progress = Progress(step=theirs.step, rows=rows, evaluated_step=theirs.step)
+    progress = RunProgress(step=theirs.step, rows=rows, evaluated_step=theirs.step)
     optimizer = {"adamw": theirs.adamw, "muon": {}}
-    return Source(as_checkpoint(facts, progress, model=theirs.tensors, optimizer=optimizer, scaler={}), path, layer)
+    return as_checkpoint(config, progress, lasting, model=theirs.tensors, optimizer=optimizer, scaler={})

@@ -1,34 +1,11 @@
-"""How fast steps are: a clock that runs only inside steps, and results read from the device without making it wait."""
+"""How fast steps are: a clock that runs only inside steps."""
 
 import time
 from collections.abc import Callable
 from typing import TypedDict
 
-import torch
-from torch import Tensor
-
 WARM_UP_STEPS = 2  # kernels are picked and caches filled in these; they count for no rate
 SMOOTHING = 0.9  # of the running rate, as in nanoGPT
-
-
-class Reading:
-    """A small tensor on its way to the host: `values()` waits only if the device is not done with it yet."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._copied: torch.cuda.Event | None = None
-        if tensor.device.type == "cuda":
-            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._host.copy_(tensor, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record()
-        else:
-            self._host = tensor
-
-    def values(self) -> list[float]:
-        """The numbers."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return [float(v) for v in self._host.tolist()]
 
 
 class Figures(TypedDict):
@@ -63,7 +40,7 @@ class StepClock:
         self.time_s = time_s
         self.now = now
         self.steps = 0
-        self._began = self._saved = now()
+        self._began = now()
         self._running: float | None = None  # smoothed seconds a step
         self._last = 0.0
         self._window: list[float] = [0.0, 0.0, 0.0]  # seconds, steps, data wait at its start
@@ -87,14 +64,6 @@ class StepClock:
         """The last step took this much longer: the device was not done with it."""
         self.time_s += seconds
         self._window[0] += seconds
-
-    def saved(self) -> None:
-        """A checkpoint was written."""
-        self._saved = self.now()
-
-    def since_save(self) -> float:
-        """Seconds since the last checkpoint."""
-        return self.now() - self._saved
 
     def figures(self, waited_s: float, *, window: bool) -> Figures:
         """The running rate, or at a log step the mean rate since the last one.

@@ -1,67 +1,34 @@
-"""Everything that makes up a run in progress, to a checkpoint and back."""
+"""Everything that makes up a run in progress: made for its settings, to a checkpoint and back."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from nanogpt_cli.config.derived import Schedule
-from nanogpt_cli.config.schema import Config, ModelSettings
+from nanogpt_cli.config.schema import Config
 from nanogpt_cli.errors import NonFiniteError, UserError
+from nanogpt_cli.keyed import Purpose, seed32
+from nanogpt_cli.machine.device import Compute
 from nanogpt_cli.machine.distributed import ALONE, Processes
-from nanogpt_cli.machine.sharding import full_state_dict, load_full_state_dict, to_local
+from nanogpt_cli.machine.sharding import full_state_dict, load_full_state_dict, shard, to_local
 from nanogpt_cli.model.gpt import GPT
-from nanogpt_cli.runs.checkpoint import FORMAT, Checkpoint, non_finite, refuse_non_finite
-from nanogpt_cli.runs.form import Progress
+from nanogpt_cli.runs.checkpoint import FORMAT, Checkpoint, RunProgress, non_finite, refuse_non_finite
 from nanogpt_cli.training.optimizer import Optimizer
-
-
-@dataclass
-class Facts:
-    """What stays the same while a run goes on and stands in each of its checkpoints."""
-
-    config: Config
-    architecture: ModelSettings  # with vocab_size set
-    schedule: Schedule
-    eval_windows: int
-    tokenizer: dict[str, Any] | None
-    data: dict[str, Any]
-    layout: dict[str, Any]
-
-
-def as_checkpoint(
-    facts: Facts, progress: Progress, *, model: dict[str, Any], optimizer: dict[str, Any], scaler: dict[str, Any]
-) -> Checkpoint:
-    """A complete training state, as it is saved."""
-    return {
-        "format": FORMAT,
-        "model": model,
-        "optimizer": optimizer,
-        "scaler": scaler,
-        "step": progress.step,
-        "rows": progress.rows,
-        "tokens": progress.rows * facts.architecture.block_size,
-        "progress": dataclasses.asdict(progress),
-        "config": facts.config.to_toml(),
-        "architecture": dataclasses.asdict(facts.architecture),
-        "schedule": dataclasses.asdict(facts.schedule),
-        "eval_windows": facts.eval_windows,
-        "tokenizer": facts.tokenizer,
-        "data": facts.data,
-        "layout": facts.layout,
-    }
 
 
 @dataclass
 class TrainingState:
     """The live objects of a run and how far they are."""
 
+    config: Config  # [model] is the architecture, with vocab_size
     model: GPT  # the bare module, whatever wraps it for the forward pass
     optimizer: Optimizer
     scaler: torch.amp.GradScaler
-    progress: Progress
-    facts: Facts
+    progress: RunProgress
+    lasting: dict[str, Any]  # of a checkpoint: eval_windows, tokenizer, data and layout
 
     def checkpoint(self, processes: Processes = ALONE) -> Checkpoint:
         """A complete training state; its tensors are the live ones, so write it before the next update.
@@ -77,8 +44,9 @@ class TrainingState:
             problem = NonFiniteError(f"{broken} is not finite after step {self.progress.step}, which was not saved;")
         processes.agree(problem)
         return as_checkpoint(
-            self.facts,
+            self.config,
             self.progress,
+            self.lasting,
             model=full_state_dict(self.model),
             optimizer=self.optimizer.state_by_name(),
             scaler=self.scaler.state_dict(),
@@ -102,4 +70,71 @@ class TrainingState:
         refuse_non_finite(self.optimizer.moments(), source, "moments")
         if checkpoint.get("scaler"):
             self.scaler.load_state_dict(checkpoint["scaler"])
-        self.progress = Progress(**checkpoint["progress"])
+        self.progress = RunProgress(**checkpoint["progress"])
+
+
+def as_checkpoint(
+    config: Config,
+    progress: RunProgress,
+    lasting: dict[str, Any],
+    *,
+    model: dict[str, Any],
+    optimizer: dict[str, Any],
+    scaler: dict[str, Any],
+) -> Checkpoint:
+    """A complete training state, as it is saved."""
+    return {
+        "format": FORMAT,
+        "model": model,
+        "optimizer": optimizer,
+        "scaler": scaler,
+        "step": progress.step,
+        "rows": progress.rows,
+        "tokens": progress.rows * config.model.block_size,
+        "progress": dataclasses.asdict(progress),
+        "config": config.to_toml(),
+        **lasting,
+    }
+
+
+def is_sharded(config: Config, processes: Processes) -> bool:
+    """Whether the ranks share the model out among them (FSDP)."""
+    return config.system.parallel == "fsdp" and processes.world_size > 1
+
+
+def build_state(
+    config: Config,
+    compute: Compute,
+    processes: Processes = ALONE,
+    *,
+    weights: Mapping[str, Tensor] | None = None,
+    lasting: dict[str, Any] | None = None,
+) -> TrainingState:
+    """Model, optimizer and progress of a run at step 0; the one place where they are made, for training and for `mfu`.
+
+    Args:
+        weights: full ones to start with, by parameter name; empty if others are about to follow; drawn if None.
+    """
+    model = _build_model(config, compute, processes, weights)
+    optimizer = Optimizer(model, config.optim, compute.device)
+    scaler = torch.amp.GradScaler(compute.device.type, enabled=compute.dtype == torch.float16)
+    return TrainingState(config, model, optimizer, scaler, RunProgress(), lasting or {})
+
+
+def _build_model(config: Config, compute: Compute, processes: Processes, weights: Mapping[str, Tensor] | None) -> GPT:
+    sharded, recompute = is_sharded(config, processes), config.system.activation_checkpointing
+    if weights is None:  # on the CPU, so that a seed means the same start on any device and any number of ranks
+        generator = torch.Generator().manual_seed(seed32(config.train.seed, Purpose.INIT))
+        drawn = GPT(config.model, generator=generator, activation_checkpointing=recompute)
+        if not sharded:
+            return drawn.to(compute.device)
+        weights = drawn.state_dict()
+    with torch.device("meta"):  # nothing is drawn for weights that are about to be replaced
+        model = GPT(config.model, activation_checkpointing=recompute)
+    if sharded:
+        shard(model, processes, compute)
+    else:
+        model.to_empty(device=compute.device)
+    if weights:
+        load_full_state_dict(model, weights)
+    return model

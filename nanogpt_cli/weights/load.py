@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nanogpt_cli.config.layers import Layer, combine
-from nanogpt_cli.config.schema import Config, ModelSettings
+from nanogpt_cli.config.schema import Config
 from nanogpt_cli.data.tokenizers import CharTokenizer, TiktokenTokenizer, Tokenizer, tokenizer_from_toml
 from nanogpt_cli.data.tokens.data_set import DataSet
 from nanogpt_cli.data.tokens.formats import read_meta_pkl
@@ -127,7 +127,8 @@ def _from_file(path: Path) -> LoadedModel:
     if is_nanogpt(content):
         return _from_nanogpt(content, path)
     content = own_checkpoint(content, path)
-    model = build_model(ModelSettings(**content["architecture"]), content["model"], str(path))
+    config = combine(Layer(str(path), content["config"])).config
+    model = build_model(config.model, content["model"], str(path))
     loss = content.get("val_loss")
     quality = f", validation loss {loss:.4f}" if loss is not None else ""
     table = content.get("tokenizer")
@@ -136,7 +137,7 @@ def _from_file(path: Path) -> LoadedModel:
         tokenizer_from_toml(table) if table else None,
         f"{path} (step {content['step']:,}{quality})",
         step=content["step"],
-        config=combine(Layer(str(path), content["config"])).config,
+        config=config,
         data=content.get("data") or None,
         notes=() if table else ("the run has no tokenizer: its data set came without one",),
     )

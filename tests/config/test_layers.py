@@ -68,9 +68,9 @@ def test_flags_beat_files_and_files_beat_presets(tmp_path: Path) -> None:
     assert layered.config.train.batch_size == 5
     assert layered.config.optim.learning_rate == 2e-3
     assert layered.config.model.n_layer == 12
-    assert layered.origins["batch_size"] == "flag"
-    assert layered.origins["learning_rate"] == str(file)
-    assert layered.origins["n_layer"] == "preset gpt2"
+    assert layered.origins["batch_size"].origin == "flag"
+    assert layered.origins["learning_rate"].origin == str(file)
+    assert layered.origins["n_layer"].origin == "preset gpt2"
     assert "seed" not in layered.origins
 
 
@@ -130,13 +130,13 @@ def test_no_file_ends_in_a_traceback(tmp_path_factory: pytest.TempPathFactory, c
 )
 def test_what_changes_nothing_is_told(flags: dict[str, str], reason: str) -> None:
     layered = combine(flag_layer(flags))
-    (found,) = without_effect(layered.config, layered.origins)
+    (found,) = without_effect(layered)
     assert found.startswith(reason)
 
 
 def test_a_preset_may_hold_what_a_flag_puts_out_of_use() -> None:
     flags = {"optimizer": "adamw", "schedule": "constant", "tie_weights": True, "muon_momentum": "0.95"}
     layered = combine(preset_layer("gpt2_modern"), preset_layer("gpt2"), flag_layer(flags))
-    assert without_effect(layered.config, layered.origins) == []
+    assert without_effect(layered) == []
     untied = combine(flag_layer({"optimizer": "muon", "muon_lr": "0.1", "tie_weights": False, "head_lr_scale": "2"}))
-    assert without_effect(untied.config, untied.origins) == []
+    assert without_effect(untied) == []

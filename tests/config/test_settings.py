@@ -259,4 +259,4 @@ def test_defaults_are_small(  # 40 micro-batches by default once made toy runs t
 
 def test_flag_origin_is_kept() -> None:
     layered = combine(Layer("a.toml", {"train": {"seed": 1}}), flag_layer({"n_layer": "2"}))
-    assert layered.origins == {"seed": "a.toml", "n_layer": FLAG}
+    assert {name: layer.origin for name, layer in layered.origins.items()} == {"seed": "a.toml", "n_layer": FLAG}

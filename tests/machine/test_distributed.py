@@ -19,7 +19,7 @@ from nanogpt_cli.errors import NanogptError, NonFiniteError, UserError
 from nanogpt_cli.files import DiskFullError
 from nanogpt_cli.machine.distributed import Processes, check_gpus, choose_backend, join, lost_contact
 from nanogpt_cli.machine.rank import LAUNCHER, Launcher, Machines, Place, find_place, first_host, split_endpoint
-from nanogpt_cli.training import loop
+from nanogpt_cli.training import loop, saving
 from nanogpt_cli.training.plan import plan_run
 from tests.ranks import free_port, ranks, train
 from tests.runner import Runner
@@ -275,7 +275,7 @@ def test_no_group_is_left_where_another_went_first() -> None:
 
 def with_a_full_disk(settings: dict[str, Any], run: Path) -> Any:
     """The first two saves of rank 0 find no room."""
-    save, tries = loop.save_checkpoint, []
+    save, tries = saving.save_checkpoint, []
 
     def full(*args: Any, **more: Any) -> None:
         tries.append(1)
@@ -283,7 +283,7 @@ def with_a_full_disk(settings: dict[str, Any], run: Path) -> Any:
             raise DiskFullError(28, "no room", "ckpt.pt")
         save(*args, **more)
 
-    loop.save_checkpoint = full
+    saving.save_checkpoint = full
     return train(settings, run)
 
 

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from nanogpt_cli import files
-from nanogpt_cli.config.derived import schedule_of
-from nanogpt_cli.config.schema import Config
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.files import DiskFullError
 from nanogpt_cli.runs import checkpoint as checkpoints
 from nanogpt_cli.runs.checkpoint import (
+    RunProgress,
     latest_state,
     link_or_copy,
     load_checkpoint,
@@ -25,7 +24,6 @@ from nanogpt_cli.runs.checkpoint import (
     save_checkpoint,
     tensor_bytes,
 )
-from nanogpt_cli.runs.form import Progress
 from tests.models import checkpoint
 
 
@@ -37,8 +35,7 @@ def state(step: int = 1) -> dict[str, Any]:
         "scaler": {},
         "step": step,
         "rows": 4 * step,
-        "progress": asdict(Progress(step=step)),
-        "schedule": asdict(schedule_of(Config())),
+        "progress": asdict(RunProgress(step=step)),
         "eval_windows": 1,
         "layout": {},
     }

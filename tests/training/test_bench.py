@@ -39,14 +39,14 @@ def test_the_device_is_waited_for_before_and_after(
 
     monkeypatch.setattr(measure, "synchronize", synchronize)
     monkeypatch.setattr(measure.time, "perf_counter", lambda: now)
-    bench = measure.Bench(config, config.model, compute, 2)
+    bench = measure.Bench(config, compute, 2)
     queued = 5.0  # left over from before: none of this work's time
     assert bench.timed(work) == 2.0
 
 
 def test_an_update_is_the_sum_of_its_parts(config: Config, compute: Compute) -> None:
     config = config.replace("train", gradient_accumulation_steps=4)
-    found = measure.measure(config, config.model, compute, batch_size=2, peak=1e12, seconds=0.0)
+    found = measure.measure(config, compute, batch_size=2, peak=1e12, seconds=0.0)
     assert found.micro_steps == 4
     assert found.tokens_per_step == 2 * 4 * 8
     assert found.mfu == pytest.approx(found.flops_per_s / 1e12)
@@ -54,17 +54,17 @@ def test_an_update_is_the_sum_of_its_parts(config: Config, compute: Compute) -> 
 
 
 def test_no_peak_no_mfu(config: Config, compute: Compute) -> None:
-    assert measure.measure(config, config.model, compute, batch_size=1, peak=None, seconds=0.0).mfu is None
+    assert measure.measure(config, compute, batch_size=1, peak=None, seconds=0.0).mfu is None
 
 
 def test_steps_leave_the_weights_alone(config: Config, compute: Compute) -> None:
     """The rate is zero, so no number of steps can end in NaN, which is slow on some devices."""
-    bench = measure.Bench(config, config.model, compute, 2)
-    before = [p.detach().clone() for p in bench.model.parameters()]
+    bench = measure.Bench(config, compute, 2)
+    before = [p.detach().clone() for p in bench.state.model.parameters()]
     for _ in range(3):
         bench.micro_steps()
         bench.update()
-    assert all(torch.equal(a, b) for a, b in zip(before, bench.model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, bench.state.model.parameters(), strict=True))
 
 
 def test_the_largest_batch_follows_free_memory(
@@ -72,7 +72,7 @@ def test_the_largest_batch_follows_free_memory(
 ) -> None:
     def largest(free: int | None) -> int:
         monkeypatch.setattr(measure, "free_memory", lambda: free)
-        return measure.largest_batch(config, config.model, compute)
+        return measure.largest_batch(config, compute)
 
     assert largest(None) == config.train.batch_size  # a system that does not say: nothing larger than asked for
     assert largest(0) == 1
@@ -96,6 +96,6 @@ def test_a_sweep_ends_where_memory_does(config: Config, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(measure, "measure", measured)
     on_cuda = Compute(torch.device("cuda", 0), torch.bfloat16, compile=False, deterministic=False, reasons={})
-    found = list(measure.sweep(config, config.model, on_cuda, peak=None))
+    found = list(measure.sweep(config, on_cuda, peak=None))
     assert [one.batch_size for one in found] == [1, 2, 4]
     assert tried == [1, 2, 4, 8]

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from nanogpt_cli.errors import NanogptError, NonFiniteError, StoppedError
-from nanogpt_cli.machine.distributed import Processes
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.runs.checkpoint import load_training_state
-from nanogpt_cli.training import loop
+from nanogpt_cli.training import loop, saving
 from nanogpt_cli.training.optimizer import Optimizer
-from nanogpt_cli.training.start import build_state
+from nanogpt_cli.training.state import build_state
 from tests.runner import Runner, same_weights
 
 
@@ -30,7 +29,8 @@ def test_exactly_max_iters_updates_and_a_save_at_the_end(runs: Runner, monkeypat
 
 def test_first_update_has_a_rate_above_zero(runs: Runner) -> None:
     outcome = runs.train("one", max_iters=1, warmup_iters=0)
-    start = build_state(runs.plan("fresh"), Processes()).model.state_dict()
+    plan = runs.plan("fresh")
+    start = build_state(plan.config, plan.compute).model.state_dict()
     saved = load_training_state(outcome.run.checkpoint)["model"]
     assert not torch.equal(start["wte.weight"], saved["wte.weight"])
 
@@ -192,16 +192,16 @@ def test_a_signal_saves_and_a_second_one_stops_at_once(
 
 
 def test_a_full_disk_warns_trains_on_and_saves_again(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = loop.save_checkpoint
+    original = saving.save_checkpoint
     calls = {"n": 0}
 
     def full_twice(*args: Any, **kwargs: Any) -> None:
         calls["n"] += 1
         if calls["n"] in (2, 3):
-            raise loop.DiskFullError(28, "no space left on the disk", "ckpt.pt")
+            raise saving.DiskFullError(28, "no space left on the disk", "ckpt.pt")
         original(*args, **kwargs)
 
-    monkeypatch.setattr(loop, "save_checkpoint", full_twice)
+    monkeypatch.setattr(saving, "save_checkpoint", full_twice)
     outcome = runs.train("full", max_iters=6, save_interval=1, eval_interval=100)
     assert sum("was not saved: the disk is full" in text for text in runs.view.said) == 2
     assert load_training_state(outcome.run.checkpoint)["step"] == 6
@@ -209,9 +209,9 @@ def test_a_full_disk_warns_trains_on_and_saves_again(runs: Runner, monkeypatch: 
 
 def test_a_full_disk_at_the_end_is_an_error(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     def always_full(*args: Any, **kwargs: Any) -> None:
-        raise loop.DiskFullError(28, "no space left on the disk", "ckpt.pt")
+        raise saving.DiskFullError(28, "no space left on the disk", "ckpt.pt")
 
-    monkeypatch.setattr(loop, "save_checkpoint", always_full)
+    monkeypatch.setattr(saving, "save_checkpoint", always_full)
     with pytest.raises(NanogptError, match="When there is room again") as failed:
         runs.train("full", max_iters=2)
     assert failed.value.exit_code == 1
@@ -224,13 +224,13 @@ def test_a_run_directory_that_was_moved_is_not_called_a_full_disk(
         (runs.root / "here").rename(runs.root / "there")
         raise FileNotFoundError(2, "No such file or directory", "ckpt.pt")
 
-    monkeypatch.setattr(loop, "save_checkpoint", moved)
+    monkeypatch.setattr(saving, "save_checkpoint", moved)
     with pytest.raises(NanogptError, match=r"is gone.* If it was moved, .*nanogpt resume NEW-PLACE"):
         runs.train("here", max_iters=2)
 
 
 def test_saves_by_the_clock(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop.StepClock, "since_save", lambda self: 1e9)
+    monkeypatch.setattr(saving.Saver, "minutes_are_up", lambda self: True)
     runs.train("minutes", max_iters=4, save_minutes=1, save_interval=100, eval_interval=100, keep_every=0)
     saved = load_training_state(runs.root / "minutes" / "ckpt-previous.pt")["step"]
     assert saved == 2  # every update asks for a save and is heard one later, so every second one is saved

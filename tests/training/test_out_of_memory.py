@@ -9,8 +9,9 @@ import torch
 
 from nanogpt_cli.config.schema import Config
 from nanogpt_cli.errors import NanogptError, UserError
+from nanogpt_cli.machine.memory import explain_out_of_memory, is_out_of_memory
 from nanogpt_cli.model.gpt import GPT
-from nanogpt_cli.training.out_of_memory import is_out_of_memory, named, smaller_batch
+from nanogpt_cli.training.plan import smaller_batch
 from tests.runner import Runner
 
 ALIKE = [
@@ -67,14 +68,14 @@ def test_single_rows_have_no_smaller_batch(runs: Runner, monkeypatch: pytest.Mon
 
 def test_other_errors_stay_what_they_are() -> None:
     assert not is_out_of_memory(ValueError("out of memory"))
-    with pytest.raises(RuntimeError, match="mat1 and mat2"), named("advice"):
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), explain_out_of_memory("advice"):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
 def test_the_real_allocators_are_understood() -> None:
-    with pytest.raises(NanogptError, match=r"can't allocate memory.*\nadvice$"), named("advice"):
+    with pytest.raises(NanogptError, match=r"can't allocate memory.*\nadvice$"), explain_out_of_memory("advice"):
         torch.empty(10**15)
-    with pytest.raises(NanogptError, match=r"Unable to allocate .*\nadvice$"), named("advice"):
+    with pytest.raises(NanogptError, match=r"Unable to allocate .*\nadvice$"), explain_out_of_memory("advice"):
         np.zeros(10**15)
 
 
@@ -91,7 +92,7 @@ def test_a_smaller_batch_keeps_the_rows(batch: int, accumulation: int) -> None:
 
 def test_a_plan_warns_before_memory_is_short(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nanogpt_cli.machine.memory.free_memory", lambda: 1 << 30)
-    assert runs.plan("small").warnings == []
+    assert runs.plan("small").warnings == ()
     (warning,) = runs.plan("large", batch_size=100_000).warnings
     assert "GiB of memory are expected to be needed, 1.0 GiB are there. A smaller --batch-size" in warning
 

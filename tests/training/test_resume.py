@@ -223,6 +223,6 @@ def test_checkpoint_holds_the_documented_items(runs: Runner) -> None:
     assert saved["rows"] == 32
     assert saved["tokens"] == 32 * 16
     assert saved["optimizer"]["adamw"].keys() == saved["model"].keys()
-    assert saved["architecture"]["vocab_size"] == 23
+    assert saved["config"]["model"]["vocab_size"] == 23
     assert saved["tokenizer"]["kind"] == "char"
     assert saved["layout"]["device"] == "cpu"

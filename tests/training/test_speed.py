@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from nanogpt_cli.training.speed import Reading, StepClock
+from nanogpt_cli.training.speed import StepClock
+from nanogpt_cli.training.step import HostCopy
 
 
 class Hands:
@@ -76,5 +77,5 @@ def test_waiting_for_the_device_belongs_to_the_step() -> None:
     assert (figures["step_ms"], figures["time_s"]) == (pytest.approx(1500), pytest.approx(1.5))
 
 
-def test_reading_gives_plain_numbers() -> None:
-    assert Reading(torch.tensor([1.5, 0.0, float("inf")])).values() == [1.5, 0.0, float("inf")]
+def test_a_host_copy_gives_plain_numbers() -> None:
+    assert HostCopy(torch.tensor([1.5, 0.0, float("inf")])).values() == [1.5, 0.0, float("inf")]

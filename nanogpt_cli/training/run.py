@@ -1,4 +1,13 @@
-"""The part this process plays in a run: all of it alone, launcher of the ranks of this machine, or one of the ranks."""
+"""A run from a request to its end, in one process or several.
+
+One process plans, opens the run directory, trains. With `--gpus N` it becomes a launcher instead: it plans and shows
+the plan, makes the run directory, and starts N ranks (`nanogpt resume RUN`); it trains nothing and holds no lock.
+torchrun and srun start the ranks themselves, and those have no launcher of ours.
+
+Among ranks, rank 0 plans, opens the run and keeps its lock; it sends the plan to the others, which only open the data
+and take their device. What one rank cannot do, all are told before any of them trains. An error that all have is told
+by rank 0; one of a single rank by that rank. Ranks with a launcher of ours leave the word to it.
+"""
 
 import contextlib
 import json
@@ -9,42 +18,38 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
-from nanogpt_cli.config.layers import Layer
-from nanogpt_cli.data.tokens.files import difference
-from nanogpt_cli.errors import NanogptError, StoppedError, UserError
+from nanogpt_cli.errors import NanogptError, StoppedError
+from nanogpt_cli.machine.device import keep_freed_memory
 from nanogpt_cli.machine.distributed import ALONE, Processes, join, lost_contact
 from nanogpt_cli.machine.rank import Machines, Place, find_place
+from nanogpt_cli.progress import Progress
 from nanogpt_cli.runs.recovery import newest_state
-from nanogpt_cli.training.plan import Plan
-from nanogpt_cli.training.resume import plan_resume
-from nanogpt_cli.training.start import Outcome, opened, start, train_run
+from nanogpt_cli.training.plan import Peak, Plan, plan_of_rank
+from nanogpt_cli.training.request import ResumeRequest, TrainRequest
+from nanogpt_cli.training.start import Outcome, open_run, start, train_run
 
 ORPHAN_SECONDS = 20.0  # how long a rank whose launcher was killed has to save
+Request = TrainRequest | ResumeRequest
 
 
-class MakePlan(Protocol):
-    """Works out the run, given this process's place or the number of machines."""
-
-    def __call__(self, *, place: Place = ..., machines: int = ...) -> Plan: ...
-
-
-def conduct(
-    make_plan: MakePlan,
-    *,
-    processes: Callable[[], int],
+def run(
+    request: Request,
     machines: Machines,
+    *,
     dry_run: bool,
+    progress: AbstractContextManager[Progress],
     show: Callable[[Plan], None],
     say: Callable[[str], None],
 ) -> tuple[Plan, Outcome] | None:
-    """Carry a run out, in this process or several.
+    """Do what was asked for, as the process that this one is.
 
     Args:
-        make_plan: called in the one process that decides: the only one, the launcher of machine 0, or rank 0.
-        processes: how many to launch here, for the launchers of other machines than 0.
+        machines: where processes are to be launched.
+        progress: of planning, entered for it.
         show: shows the plan to the user; called at most once.
         say: tells the user something else.
 
@@ -56,44 +61,56 @@ def conduct(
     """
     place = find_place()
     if place.several:
-        return _as_rank(place, make_plan, machines, dry_run, show)
-    if machines.number > 0 and not dry_run:
-        launch_workers("RUN", processes(), machines, say)
+        return _as_rank(place, request, machines, dry_run, progress, show)
+    if machines.number > 0 and not dry_run:  # machine 0 plans
+        launch_ranks("RUN", request.processes(), machines, None, say)
         return None
-    plan = make_plan(machines=machines.count)
+    with progress as planning:
+        plan = request.plan(planning, machines=machines.count)
     show(plan)
     if dry_run:
         return None
-    if plan.split.world_size == 1:
+    if plan.compute.device.type == "cpu":
+        keep_freed_memory()  # for good: only a command may
+    if plan.split.world_size == 1 or (plan.finished and not plan.makes_run):
         return plan, start(plan)
-    with opened(plan) as run:
+    return plan, _as_launcher(plan, machines, say)
+
+
+def _as_launcher(plan: Plan, machines: Machines, say: Callable[[str], None]) -> Outcome:
+    with open_run(plan) as opened:
         pass  # it is complete; rank 0 takes the lock from here
-    if plan.finished and not plan.makes_run:
-        return plan, start(plan)
-    plan.checkpoint = plan.initial_weights = None
-    launch_workers(str(run.path), plan.split.world_size // machines.count, machines, say)
-    newest = newest_state(run).checkpoint
+    launch_ranks(str(opened.path), plan.split.world_size // machines.count, machines, plan.peak, say)
+    newest = newest_state(opened).checkpoint
     assert newest is not None
-    return plan, Outcome(run, newest["step"], newest["progress"]["best_loss"])
+    return Outcome(opened, newest["step"], newest["progress"]["best_loss"])
 
 
-def launch_workers(run: str, count: int, machines: Machines, say: Callable[[str], None]) -> None:
+def launch_ranks(run: str, count: int, machines: Machines, peak: Peak | None, say: Callable[[str], None]) -> None:
     """`launch`, whose module a lone process need not import."""
     from nanogpt_cli.machine.launch import launch
 
-    launch(run, count, machines, say)
+    launch(run, count, machines, peak, say)
 
 
 def _as_rank(
-    place: Place, make_plan: MakePlan, machines: Machines, dry_run: bool, show: Callable[[Plan], None]
+    place: Place,
+    request: Request,
+    machines: Machines,
+    dry_run: bool,
+    progress: AbstractContextManager[Progress],
+    show: Callable[[Plan], None],
 ) -> tuple[Plan, Outcome] | None:
-    launched, processes = place.launcher is not None, ALONE
+    processes, plan, outcome = ALONE, None, None
     _end_with(place.launcher.pid if place.launcher else os.getppid())
     try:
         processes = join(place, place.launcher.machines.timeout if place.launcher else machines.timeout)
         with contextlib.ExitStack() as stack:
-            plan = _common_plan(place, processes, make_plan, dry_run, None if launched else show, stack)
-            outcome = train_run(plan, processes) if plan and not dry_run else None
+            plan = _common_plan(place, processes, request, dry_run, progress, show, stack)
+            if not dry_run:
+                if plan.compute.device.type == "cpu":
+                    keep_freed_memory()
+                outcome = train_run(plan, processes)
         processes.leave()
     except Exception as error:
         if isinstance(error, NanogptError) and error.shared:
@@ -101,46 +118,43 @@ def _as_rank(
         _tell(place, error)
     except KeyboardInterrupt:
         sys.exit(130)  # before training began; whoever launched us says so
-    if launched:
+    if place.launcher:
         _end(0)  # the launcher has the last word
-    return (plan, outcome) if plan and outcome and processes.main else None
+    return (plan, outcome) if outcome and processes.main else None
 
 
 def _common_plan(
     place: Place,
     processes: Processes,
-    make_plan: MakePlan,
+    request: Request,
     dry_run: bool,
-    show: Callable[[Plan], None] | None,
+    progress: AbstractContextManager[Progress],
+    show: Callable[[Plan], None],
     stack: contextlib.ExitStack,
-) -> Plan | None:
-    """Rank 0 plans and opens the run, whose lock `stack` keeps; the others find what they need there.
-
-    After a dry run the others have none.
-    """
-    plan, problem = None, None
+) -> Plan:
+    """Rank 0 plans and opens the run, whose lock `stack` keeps; the others take its plan for their device."""
+    plan: Plan | None = None
+    problem: NanogptError | None = None
     if processes.main:
         try:
-            plan = make_plan(place=place)
-            if show:
+            with progress as planning:
+                plan = request.plan(planning, place=place)
+            if not place.launcher:  # which has shown it
                 show(plan)
             if not dry_run:
-                stack.enter_context(opened(plan))
+                stack.enter_context(open_run(plan))
         except NanogptError as error:
             problem = error
     processes.agree(problem)
-    told = (str(plan.run_path), plan.data_set.fingerprint()) if plan is not None and not dry_run else None
-    path, data = processes.from_main(told) or ("", {})
-    if plan is None and path:
+    common = processes.from_main(plan)
+    assert common is not None
+    if not processes.main:
         try:
-            plan = plan_resume(path, Layer("", {}), place=place)
-            differs = difference(data, plan.data_set.fingerprint())
-            if differs:
-                raise UserError(f"{plan.data_set.folder} holds other data than on machine 0: {differs}.")
+            common = plan_of_rank(common, place)
         except NanogptError as error:
             problem = error
     processes.agree(problem)
-    return plan
+    return common
 
 
 def _end_with(parent: int) -> None:

@@ -1,0 +1,123 @@
+"""What was asked for, by the command or from Python, and the way from there to a plan: one way for both."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nanogpt_cli.config.layers import Layer, Layered, Rank, combine
+from nanogpt_cli.config.schema import settings
+from nanogpt_cli.data.text.prepare import ensure_prepared
+from nanogpt_cli.errors import UserError
+from nanogpt_cli.machine.rank import Place
+from nanogpt_cli.progress import QUIET, Progress
+from nanogpt_cli.runs.directory import RUNS, RunDirectory, new_run_path, read_config, refuse_existing
+from nanogpt_cli.training.init_from import yields
+from nanogpt_cli.training.plan import ALONE, Plan, check_settings, plan_run
+from nanogpt_cli.training.resume import plan_resume
+from nanogpt_cli.weights.resolve import find_run
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """A new run.
+
+    Args:
+        layers: of settings, the lowest first.
+        run: where it is kept; by default a free name in runs/.
+        or_resume: continue what is there, if it is the run that the settings describe.
+    """
+
+    layers: tuple[Layer, ...]
+    run: Path | None = None
+    or_resume: bool = False
+
+    def processes(self) -> int:
+        """How many to launch on each machine."""
+        return combine(*self.layers).config.system.gpus
+
+    def plan(self, progress: Progress = QUIET, *, place: Place = ALONE, machines: int = 1) -> Plan:
+        """Check the settings, prepare the data set where that can be done, name the run, and work it out.
+
+        Raises:
+            UserError: settings that do not fit, a run that exists, missing data.
+        """
+        layered = combine(*self.layers)
+        if self.run is not None and not self.or_resume:
+            refuse_existing(self.run)
+        if not self.or_resume:  # a run that goes on does not need what it was started from
+            check_settings(layered.config, place=place, machines=machines)
+        if layered.config.data.data_dir is None:
+            name = ensure_prepared(layered.config.data.dataset, progress=progress)
+            layered = replace(layered, config=layered.config.replace("data", dataset=name))
+        path = self.run or RUNS / run_name(self.layers, layered)
+        if self.or_resume and RunDirectory(path).config.exists():
+            changes = _changes(path, layered)
+            return plan_resume(str(path), changes, place=place, machines=machines, progress=progress)
+        if self.run is None and not self.or_resume:
+            path = new_run_path(path.parent, path.name)
+        return plan_run(layered, path, place=place, machines=machines, progress=progress)
+
+
+@dataclass(frozen=True)
+class ResumeRequest:
+    """A run that goes on; the arguments are those of `plan_resume`."""
+
+    word: str
+    changes: Layer
+    checkpoint: Path | None = None
+    new_run: Path | None = None
+
+    def processes(self) -> int:
+        """How many to launch on each machine."""
+        return combine(Layer(self.word, read_config(find_run(self.word))), self.changes).config.system.gpus
+
+    def plan(self, progress: Progress = QUIET, *, place: Place = ALONE, machines: int = 1) -> Plan:
+        """Work out how the run goes on.
+
+        Raises:
+            UserError: nothing to go on from, or a change that a run cannot take.
+        """
+        if self.new_run is not None:
+            refuse_existing(self.new_run)
+        return plan_resume(
+            self.word,
+            self.changes,
+            checkpoint=self.checkpoint,
+            new_run=self.new_run,
+            place=place,
+            machines=machines,
+            progress=progress,
+        )
+
+
+def run_name(layers: tuple[Layer, ...], layered: Layered) -> str:
+    """The config file's name, else the preset's (with the data set where it is another), else the data set's."""
+    data = layered.config.data
+    top = next((layer for layer in reversed(layers) if layer.name), None)
+    if top is None or top.name is None:
+        return Path(data.data_dir or data.dataset).name
+    same_data = top.rank != Rank.PRESET or data.dataset == top.tables["data"]["dataset"]
+    return top.name if same_data else f"{top.name}-{data.dataset}"
+
+
+def _changes(path: Path, layered: Layered) -> Layer:
+    """`--or-resume` on a run: what the request gives and the run has otherwise.
+
+    Raises:
+        UserError: the run is another one than the request describes.
+    """
+    started = combine(Layer(str(path / "config.toml"), read_config(RunDirectory(path)))).config
+    changes: dict[str, dict[str, Any]] = {}
+    for name in layered.origins:
+        section = settings()[name].section
+        value, has = (getattr(getattr(config, section), name) for config in (layered.config, started))
+        if name == "data_dir" or value == has or (started.train.init_from is not None and yields(layered, name)):
+            continue
+        changes.setdefault(section, {})[name] = value
+    others = [name for table in changes.values() for name in table if settings()[name].resume == "fixed"]
+    if others:
+        raise UserError(
+            f"{path} holds another run: {', '.join(others)} differ from its config.toml. "
+            "Choose another --run, or give the settings it was started with."
+        )
+    return Layer("flag", changes, Rank.GIVEN)

@@ -1,0 +1,128 @@
+"""When a run saves, what it writes, and in words what could not be written."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from nanogpt_cli.config.derived import save_interval
+from nanogpt_cli.errors import NanogptError, NonFiniteError, typed
+from nanogpt_cli.files import DiskFullError
+from nanogpt_cli.machine.distributed import Processes
+from nanogpt_cli.runs.checkpoint import keep_milestone, save_checkpoint, weights_only
+from nanogpt_cli.runs.directory import RunDirectory
+from nanogpt_cli.runs.metrics import MetricsLog
+from nanogpt_cli.training.state import TrainingState
+from nanogpt_cli.view.plain import View
+
+
+@dataclass
+class Saver:
+    """Writes the checkpoints of a run. Rank 0 writes; the others wait, and learn whether it could."""
+
+    state: TrainingState
+    processes: Processes
+    run: RunDirectory
+    view: View
+    metrics: MetricsLog
+    saved: tuple[int, int]  # step and evaluated step that the last checkpoint holds
+    tried: tuple[int, int] = field(init=False)  # the same of the last attempt
+    wished: bool = False  # rank 0's clock says so, and every rank has heard
+    now: Callable[[], float] = time.perf_counter
+    _last: float = field(init=False)  # time of the last attempt
+
+    def __post_init__(self) -> None:
+        self.tried, self._last = self.saved, self.now()
+
+    @property
+    def saved_step(self) -> int:
+        """The update that a resume would go on after."""
+        return self.saved[0]
+
+    def is_due(self) -> bool:
+        """Whether the state of now should be saved and has not been tried yet."""
+        progress, config = self.state.progress, self.state.config
+        if (progress.step, progress.evaluated_step) == self.tried:
+            return False
+        milestone = config.train.keep_every and progress.step % config.train.keep_every == 0
+        at_end = progress.step >= config.train.max_iters
+        return bool(at_end or self.wished or milestone or progress.step % save_interval(config) == 0)
+
+    def minutes_are_up(self) -> bool:
+        """Whether rank 0 wishes to save by the clock; false on the others."""
+        minutes = self.state.config.train.save_minutes
+        return self.processes.main and minutes > 0 and self.now() - self._last > 60 * minutes
+
+    def save(self, *, must: bool, best: bool = False) -> bool:
+        """Write ckpt.pt, a milestone where one is due, and then best.pt if this step is the `best`.
+
+        A full disk in the middle of a run is a warning, and False: the older checkpoint stays and the next save tries
+        again. At the end, or when a signal stops the run (`must`), it is an error.
+        """
+        progress, settings = self.state.progress, self.state.config.train
+        step = progress.step
+        self.wished, self.tried, self._last = False, (step, progress.evaluated_step), self.now()
+        try:
+            checkpoint = self.state.checkpoint(self.processes)
+        except NonFiniteError as error:
+            error.args = (f"{error} {self.way_on()}",)
+            raise
+
+        def write() -> None:
+            began = time.perf_counter()
+            self.metrics.sync()
+            previous = self.run.previous if settings.keep_previous else None
+            save_checkpoint(checkpoint, self.run.checkpoint, previous=previous)
+            self.view.saved(step, self.run.checkpoint, time.perf_counter() - began)
+
+        if self._milestone_is_missing():  # it could not be written when it was due; the next lines replace its content
+            self._written(f"The milestone of step {self.saved_step}", self._write_milestone, must=False)
+        if not self._written(f"Step {step}", write, must):
+            return False
+        self.saved = self.tried
+        self._written(f"The milestone of step {step}", self._write_milestone, must)
+        # ckpt.pt says that its own step is the best, so a kill here loses nothing
+        return not best or self._written(
+            f"best.pt of step {step}", lambda: save_checkpoint(weights_only(checkpoint), self.run.best), must
+        )
+
+    def _milestone_is_missing(self) -> bool:
+        step, every = self.saved_step, self.state.config.train.keep_every
+        return bool(
+            self.processes.from_main(every and step and step % every == 0 and not self.run.milestone(step).exists())
+        )
+
+    def _write_milestone(self) -> None:
+        step = self.saved_step
+        keep_milestone(self.run.checkpoint, self.run.milestone(step), step, self.state.config.train.keep_every)
+
+    def _written(self, what: str, write: Callable[[], None], must: bool) -> bool:
+        problem = None
+        if self.processes.main:
+            try:
+                write()
+            except OSError as error:
+                problem = f"{what} was not saved: {self._reason(error)}."
+        problem = self.processes.from_main(problem)
+        if problem and must:
+            path = self.run.path
+            back = f"When there is room again: nanogpt resume {typed(path)}"
+            if not path.exists():
+                back = "If it was moved, it goes on from its last checkpoint there: nanogpt resume NEW-PLACE"
+            failed = NanogptError(f"{problem} {back}")
+            failed.shared = True
+            raise failed
+        if problem:
+            self.view.warn(f"{problem} Training goes on; the next save tries again.")
+        return problem is None
+
+    def _reason(self, error: OSError) -> str:
+        if not self.run.path.exists():
+            return f"the run directory {self.run.path} is gone, and its checkpoints with it"
+        why = "the disk is full" if isinstance(error, DiskFullError) else "the run directory cannot be written"
+        kept = f"the checkpoint of step {self.saved_step} stays" if self.saved_step else "there is no checkpoint yet"
+        return f"{why} ({error}); {kept}"
+
+    def way_on(self) -> str:
+        """For a run that went bad: what is kept, and what to type."""
+        kept = f"the checkpoint of step {self.saved_step} is kept" if self.saved_step else "no checkpoint was saved yet"
+        return f"{kept}. To go on from there: nanogpt resume {typed(self.run.path)} --learning-rate RATE"

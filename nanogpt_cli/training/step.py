@@ -1,0 +1,110 @@
+"""One update: forward and backward over every micro-batch, then the optimizer, and what came of it one step later.
+
+Training takes it, and `mfu` times the same: the host only sends work to the device and never waits inside a step.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nanogpt_cli.config.derived import Split
+from nanogpt_cli.machine.device import Compute, key_dropout
+from nanogpt_cli.machine.distributed import Processes, gradient_sync
+from nanogpt_cli.training.state import TrainingState
+
+Batch = tuple[Tensor, Tensor]  # inputs and targets, int64 (micro_batch, block_size) both
+
+
+class HostCopy:
+    """A small tensor on its way to the host: `values()` waits only if the device is not done with it yet."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._copied: torch.cuda.Event | None = None
+        if tensor.device.type == "cuda":
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+        else:
+            self._host = tensor
+
+    def values(self) -> list[float]:
+        """The numbers, as Python has them."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return [float(v) for v in self._host.tolist()]
+
+
+@dataclass
+class InFlight:
+    """An update that was sent to the device and has not been looked at: [loss, norm, skipped, stop, save]."""
+
+    step: int
+    rate: float
+    outcome: HostCopy
+
+
+@dataclass
+class TrainStep:
+    """What an update works on; `forward`, `backward` and `update` are its parts."""
+
+    state: TrainingState
+    model: nn.Module  # what is called: the bare module, or its wrapper for several ranks
+    split: Split
+    compute: Compute
+    processes: Processes
+
+    def __call__(
+        self, batches: Iterator[Batch], *, between: Callable[[], None], stop: bool = False, save: bool = False
+    ) -> Tensor:
+        """Take the update after `state.progress.step`; returns what `update` does.
+
+        Args:
+            between: called before each micro-step; what it raises leaves the update unfinished.
+            stop, save: what this rank wishes; every rank learns the sum with the outcome.
+        """
+        config, step = self.state.config, self.state.progress.step
+        if config.model.dropout:
+            key_dropout(self.compute.device, config.train.seed, step, self.processes.rank)
+        loss = torch.zeros((), device=self.compute.device)
+        for micro_step in range(self.split.micro_steps):
+            between()
+            x, y = next(batches)
+            with gradient_sync(self.model, last=micro_step == self.split.micro_steps - 1):
+                micro_loss = self.forward(x, y)
+                self.backward(micro_loss)
+            loss += micro_loss.detach()
+        return self.update(loss, stop=stop, save=save)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of a micro-batch, as its share of the update's mean."""
+        with self.compute.autocast():
+            loss: Tensor = self.model(x, y) / self.split.micro_steps
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        """Add up the gradients of a micro-batch."""
+        self.state.scaler.scale(loss).backward()
+
+    def update(self, loss: Tensor, *, stop: bool = False, save: bool = False) -> Tensor:
+        """Clip and apply the gradients unless something is not finite; all on the device, nobody waits.
+
+        Returns [loss, gradient norm before clipping, skipped, stop, save], the same on every rank.
+        """
+        optimizer, scaler = self.state.optimizer, self.state.scaler
+        optimizer.take_gradients()
+        if scaler.is_enabled():
+            for part in optimizer.torch_optimizers():
+                scaler.unscale_(part)
+        norm = optimizer.clip(self.state.config.optim.grad_clip, add=self.processes.sum)
+        # filled on the device: a tensor made of a list would be copied there, and the copy waits for all work before it
+        wishes = [torch.full_like(loss, float(wish)) for wish in (stop, save)]
+        shared = self.processes.sum(torch.stack([loss / self.processes.world_size, *wishes]))
+        skip = 1 - (torch.isfinite(norm) & torch.isfinite(shared[0])).float()
+        optimizer.step(skip)
+        if scaler.is_enabled():
+            scaler.update()
+        optimizer.zero_grad()
+        return torch.stack([shared[0], norm, skip, shared[1], shared[2]])
