@@ -172,7 +172,7 @@ def test_no_network_says_where_the_files_are_kept(gpt2, monkeypatch):
 
 def test_characters_and_bytes_need_neither_tiktoken_nor_network():
     code = (
-        "import sys; sys.modules['tiktoken'] = sys.modules['socket'] = None\n"
+        "import sys, socket; sys.modules['tiktoken'] = socket.socket = None\n"
         "from nanogpt_cli.data.tokenizers import *\n"
         "t = tokenizer_from_toml({'kind': 'char', 'alphabet': 'abc'}); assert t.decode(t.encode('cab')) == 'cab'\n"
         "b = get_tokenizer('bytes'); assert b.decode(b.encode('é')) == 'é'"

@@ -57,6 +57,11 @@ class ReadOptions:
         except LookupError as error:
             raise UserError(f"--encoding {self.encoding}: Python knows no such encoding of text.") from error
 
+    def changed(self) -> dict[str, Any]:
+        """What differs from the defaults, by name."""
+        usual = ReadOptions.__dataclass_fields__
+        return {name: value for name, value in vars(self).items() if value != usual[name].default}
+
 
 def file_kind(path: Path) -> str | None:
     """txt, jsonl or parquet by the ending, compressed or not; None for any other."""

@@ -1,5 +1,6 @@
 """The files that a data set is made from: the user's own, found by path, folder or pattern."""
 
+import hashlib
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from nanogpt_cli.data.download import PinnedFile, cached, sha256_of
 from nanogpt_cli.data.text.documents import KINDS, file_kind
 from nanogpt_cli.errors import UserError, did_you_mean
 from nanogpt_cli.files import temporary_beside
-from nanogpt_cli.progress import Progress
+from nanogpt_cli.progress import QUIET, Progress
 
 
 class Inputs(Protocol):
@@ -31,7 +32,10 @@ class Inputs(Protocol):
         """A context manager that gives the path of file `index`."""
 
     def identity(self) -> Any:
-        """Plain types that change whenever the content does."""
+        """Plain types that change whenever the content does, and perhaps when it does not; cheap."""
+
+    def content(self) -> str | None:
+        """A hash of the content alone; None where `identity` does not change without it."""
 
 
 class LocalFiles:
@@ -39,8 +43,8 @@ class LocalFiles:
 
     remote = False
 
-    def __init__(self, paths: list[Path], labels: list[str] | None = None, known: str | None = None) -> None:
-        self.paths, self.known = paths, known
+    def __init__(self, paths: list[Path], labels: list[str] | None = None, progress: Progress = QUIET) -> None:
+        self.paths, self.progress = paths, progress
         self.labels = labels or [str(path) for path in paths]
         self.sizes = [path.stat().st_size for path in paths]
 
@@ -50,10 +54,17 @@ class LocalFiles:
         yield self.paths[index]
 
     def identity(self) -> Any:
-        """What is known of the content; else names, sizes and times of change."""
-        return self.known or [
-            [str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns] for path in self.paths
-        ]
+        """Names, sizes and times of change."""
+        return [[str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns] for path in self.paths]
+
+    def content(self) -> str:
+        """A hash of the files' own hashes; names and times do not count."""
+        digest, done = hashlib.sha256(), 0
+        for path, size in zip(self.paths, self.sizes, strict=True):
+            self.progress.at("hashing the text", done, sum(self.sizes))
+            digest.update(bytes.fromhex(sha256_of(path)))
+            done += size
+        return digest.hexdigest()
 
 
 class PinnedInput:
@@ -71,8 +82,17 @@ class PinnedInput:
         yield cached(self.file, self.progress)
 
     def identity(self) -> str:
-        """Its hash."""
         return self.file.sha256
+
+    def content(self) -> None:
+        return None
+
+
+class Spooled(LocalFiles):
+    """Files that are temporary: their content is all that is known of them."""
+
+    def identity(self) -> str:
+        return self.content()
 
 
 @contextmanager
@@ -82,7 +102,7 @@ def spooled(stream: BinaryIO, folder: Path) -> Iterator[LocalFiles]:
     with temporary_beside(folder) as path:
         with path.open("wb") as file:
             shutil.copyfileobj(stream, file, 1 << 20)
-        yield LocalFiles([path], ["stdin"], sha256_of(path))
+        yield Spooled([path], ["stdin"])
 
 
 def find_files(words: list[str]) -> list[Path]:

@@ -27,8 +27,9 @@ from nanogpt_cli.data.text.inputs import Inputs
 from nanogpt_cli.data.text.splits import SplitRule
 from nanogpt_cli.data.text.writer import SPLITS, STATE, Writer
 from nanogpt_cli.data.tokenizers import CharTokenizer, Tokenizer, get_tokenizer
-from nanogpt_cli.data.tokens.files import FORMAT, META, WORK
-from nanogpt_cli.errors import UserError
+from nanogpt_cli.data.tokens.data_set import open_data_set
+from nanogpt_cli.data.tokens.files import FORMAT, META, WORK, DamagedError
+from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.files import make_folder, sync_folder, user_cache, write_toml
 from nanogpt_cli.progress import QUIET, Progress
 
@@ -49,16 +50,30 @@ class DataSetSpec:
     folder: Path
     inputs: Inputs
     source: dict[str, Any]  # for meta.toml
+    arguments: list[str]  # of the command that makes it
     tokenizer: str  # "auto", "char", "bytes" or an encoding of tiktoken
     split: SplitRule
     read_options: ReadOptions = field(default_factory=ReadOptions)
     end_of_text: bool = True  # after every document
     expect: dict[str, int] = field(default_factory=dict)  # tokens by split
 
+    def settings(self) -> str:
+        """Names what is done with the text."""
+        how = [FORMAT, self.tokenizer, self.end_of_text, asdict(self.split), asdict(self.read_options)]
+        return hashed(how)
+
     def request(self) -> str:
         """Names the work: two specs that make different files differ in it."""
-        how = [FORMAT, self.tokenizer, self.end_of_text, asdict(self.split), asdict(self.read_options)]
-        return hashlib.sha256(json.dumps([self.inputs.identity(), *how]).encode()).hexdigest()
+        return hashed([self.inputs.identity(), self.settings()])
+
+    def line(self, *more: str) -> str:
+        """The command that makes it, with more words."""
+        return " ".join(["nanogpt prepare", *map(typed, [*self.arguments, *more])])
+
+
+def hashed(plain: Any) -> str:
+    """SHA-256 of plain types."""
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -86,7 +101,7 @@ def make_data_set(
             f"{spec.folder} is a file, where the token files need a folder. Give them another: --name NAME."
         )
     with _one_at_a_time(spec.folder, progress):
-        found = None if force else _already(spec)
+        found = None if force else _already(spec, progress)
         if found is not None:
             meta = found
             shutil.rmtree(spec.folder / WORK, ignore_errors=True)  # of a process killed when all but this was done
@@ -98,23 +113,61 @@ def make_data_set(
     return Prepared(spec.folder, meta, found is not None, time.perf_counter() - started)
 
 
-def _already(spec: DataSetSpec) -> dict[str, Any] | None:
-    """The metadata if the data set is complete and the same; UserError if the folder holds another one."""
+def _already(spec: DataSetSpec, progress: Progress) -> dict[str, Any] | None:
+    """The metadata if the data set is complete, undamaged and the same; UserError if the folder holds another one."""
     path = spec.folder / META
     if path.is_file():
-        try:
-            meta = tomllib.loads(path.read_text(encoding="utf-8"))
-        except ValueError:  # no TOML, no UTF-8
-            meta = {}
-        if meta.get("request") == spec.request():
-            return meta
-        kind = meta.get("tokenizer", {}).get("kind", "unknown")
-        found = f"a data set made from other text or with other settings (tokenizer {kind})"
+        meta = read_meta(path)
+        if _same(spec, meta):
+            try:
+                open_data_set(spec.folder, progress=progress)
+                return meta
+            except DamagedError as error:
+                progress.say(f"{error.fault}: it is made again")
+                return None
+        found = _difference(spec, meta)
     elif any(spec.folder.glob("*.bin")) and not (spec.folder / WORK).exists():
-        found = "token files that nanogpt did not make"
+        found = f"{spec.folder} holds token files that nanogpt did not make"
     else:
         return None
-    raise UserError(f"{spec.folder} holds {found}. To replace it add --force, or give this one another --name.")
+    replace, keep = spec.line("--force"), spec.line("--name", f"{spec.name}-2")
+    raise UserError(f"{found}. To replace it: {replace}. To keep it, give this one another name: {keep}")
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """What meta.toml says; nothing if it is damaged."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # no TOML, no UTF-8
+        return {}
+
+
+def _same(spec: DataSetSpec, meta: dict[str, Any]) -> bool:
+    """Whether this text with these settings gives the data set that `meta` describes; notes a new time stamp there."""
+    if meta.get("settings") != spec.settings() or not same_text(spec.inputs, meta):
+        return False
+    if meta["source"]["identity"] != hashed(spec.inputs.identity()):  # so that next time nothing is read
+        meta["source"]["identity"] = hashed(spec.inputs.identity())
+        write_toml(spec.folder / META, meta)
+    return True
+
+
+def same_text(inputs: Inputs, meta: dict[str, Any]) -> bool:
+    """Whether a data set was made from just these files, whatever they are called and however old they are."""
+    source: dict[str, Any] = meta.get("source", {})
+    if source.get("identity") == hashed(inputs.identity()):
+        return True
+    return "bytes" in source and source["bytes"] == sum(inputs.sizes) and source["sha256"] == inputs.content()
+
+
+def _difference(spec: DataSetSpec, meta: dict[str, Any]) -> str:
+    """What the folder holds instead."""
+    if not meta:
+        return f"{spec.folder / META} is damaged, so that it cannot be said what the token files beside it are"
+    kind = meta.get("tokenizer", {}).get("kind", "unknown")
+    if meta.get("settings") == spec.settings() and meta.get("source", {}).get("paths") == _readable(spec.inputs.labels):
+        return f"{_few(spec.inputs.labels)} has changed since {spec.folder} was made from it"
+    return f"{spec.folder} holds a data set made from other text or with other settings (tokenizer {kind})"
 
 
 @contextlib.contextmanager
@@ -207,7 +260,7 @@ def _meta(spec: DataSetSpec, tokenizer: Tokenizer, ending: str, writer: Writer) 
         for split, expected in spec.expect.items()
         if counts[split] != expected
     ]
-    dtype = tokenizer.dtype.newbyteorder("<")
+    dtype, labels = tokenizer.dtype.newbyteorder("<"), spec.inputs.labels
     splits = {split: _split_table(path, counts[split], dtype) for split, path in zip(SPLITS, writer.paths, strict=True)}
     return {
         "format": FORMAT,
@@ -217,10 +270,12 @@ def _meta(spec: DataSetSpec, tokenizer: Tokenizer, ending: str, writer: Writer) 
         "eot_rule": EOT_RULES[ending].format(eot=tokenizer.eot),
         "split_rule": spec.split.words(),
         "request": writer.request,
+        "settings": spec.settings(),
+        "arguments": spec.arguments,
         "warnings": warnings,
         "splits": splits,
         "tokenizer": tokenizer.to_toml(),
-        "source": {**spec.source, "files": len(spec.inputs.labels), "paths": _readable(spec.inputs.labels[:100])},
+        "source": {**spec.source, **_content(spec, writer.request), "files": len(labels), "paths": _readable(labels)},
         "statistics": {
             "documents": writer.cursor.documents,
             "empty_documents": writer.cursor.empty,
@@ -230,9 +285,18 @@ def _meta(spec: DataSetSpec, tokenizer: Tokenizer, ending: str, writer: Writer) 
     }
 
 
+def _content(spec: DataSetSpec, request: str) -> dict[str, Any]:
+    """What tells the text again when its files have other names or time stamps; nothing if they changed meanwhile."""
+    content = spec.inputs.content()
+    if spec.request() != request:
+        return {}
+    identity = {"identity": hashed(spec.inputs.identity())}
+    return identity if content is None else {**identity, "bytes": sum(spec.inputs.sizes), "sha256": content}
+
+
 def _readable(labels: list[str]) -> list[str]:
-    """Also paths that the console's encoding could not read."""
-    return [os.fsencode(label).decode("utf-8", "replace") for label in labels]
+    """The first hundred; also paths that the console's encoding could not read."""
+    return [os.fsencode(label).decode("utf-8", "replace") for label in labels[:100]]
 
 
 def _few(labels: list[str]) -> str:

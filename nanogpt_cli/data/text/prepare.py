@@ -9,7 +9,7 @@ from nanogpt_cli.data import catalogue
 from nanogpt_cli.data.catalogue import Entry
 from nanogpt_cli.data.text.documents import COMPRESSED, ReadOptions, file_kind
 from nanogpt_cli.data.text.inputs import LocalFiles, PinnedInput, find_files, spooled
-from nanogpt_cli.data.text.make import DataSetSpec, Prepared, make_data_set
+from nanogpt_cli.data.text.make import DataSetSpec, Prepared, make_data_set, read_meta, same_text
 from nanogpt_cli.data.text.repository import EXTRA, HubRepository, LocalRepository, Repository, RepositoryInputs
 from nanogpt_cli.data.text.splits import SplitRule, split_rule
 from nanogpt_cli.data.tokens.files import META, WORK
@@ -51,7 +51,9 @@ def prepare_named(
     """
     name = _checked(name or entry.name)
     kind = tokenizer or entry.tokenizer
-    common: dict[str, Any] = {"name": name, "folder": folder or ROOT / name, "tokenizer": kind}
+    arguments = [entry.name, *_flags(shards=shards, source=source, tokenizer=tokenizer)]
+    arguments += _flags(data_dir=folder, name=None if name == entry.name else name)
+    common: dict[str, Any] = {"name": name, "folder": folder or ROOT / name, "tokenizer": kind, "arguments": arguments}
     if entry.file is not None:
         if shards or source:
             raise UserError(f"{entry.name} is one small file: --shards and --source are for larger data sets.")
@@ -127,18 +129,23 @@ def prepare_paths(
             raise UserError("- is stdin and stands alone; to take both, give files.")
         if catalogue.find(word) is not None:
             raise UserError(f"{word} is a known data set, prepared by itself; for a file write ./{word}.")
+    read_options, split = read_options or ReadOptions(), split or split_rule("position")
+    usual = None if len(words) > 1 else _usual_name(words[0])
     name = _checked(name or default_name(words))
+    arguments = [*words, *_flags(tokenizer=tokenizer, **read_options.changed(), **split.flags())]
+    arguments += _flags(data_dir=folder, name=None if name == usual else name)
     folder = folder or ROOT / name
-    given = spooled(sys.stdin.buffer, folder) if words == ["-"] else nullcontext(LocalFiles(find_files(words)))
-    with given as inputs:
+    files = nullcontext(LocalFiles(find_files(words), progress=progress)) if words != ["-"] else None
+    with files or spooled(sys.stdin.buffer, folder) as inputs:
         spec = DataSetSpec(
             name=name,
             folder=folder,
             inputs=inputs,
             source={},
+            arguments=arguments,
             tokenizer=tokenizer or "auto",
-            split=split or split_rule("position"),
-            read_options=read_options or ReadOptions(),
+            split=split,
+            read_options=read_options,
         )
         return make_data_set(spec, workers=workers, force=force, progress=progress)
 
@@ -155,14 +162,28 @@ def default_name(words: list[str]) -> str:
     Raises:
         UserError: several words, a pattern, or a name of the catalogue.
     """
-    path = Path(Path(words[0]).name)
+    name = _usual_name(words[0])
+    if len(words) > 1 or name in ("", "-") or set("*?[") & set(name):
+        raise UserError("Give this data set a name: --name NAME.")
+    if catalogue.find(name) is not None:
+        raise UserError(f"{words[0]}: {name} is the name of another data set; give this one its own: --name NAME.")
+    return name
+
+
+def _usual_name(word: str) -> str:
+    path = Path(Path(word).name)
     while file_kind(path) or path.suffix in COMPRESSED:
         path = Path(path.stem)
-    if len(words) > 1 or path.name in ("", "-") or set("*?[") & set(path.name):
-        raise UserError("Give this data set a name: --name NAME.")
-    if catalogue.find(path.name) is not None:
-        raise UserError(f"{words[0]}: {path} is the name of another data set; give this one its own: --name NAME.")
     return path.name
+
+
+def _flags(**settings: Any) -> list[str]:
+    """Settings as they are typed; None and False are not."""
+    words = []
+    for name, value in settings.items():
+        if value is not None and value is not False:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return words
 
 
 def ensure_prepared(dataset: str, root: Path = ROOT, *, progress: Progress = QUIET) -> str:
@@ -177,7 +198,12 @@ def ensure_prepared(dataset: str, root: Path = ROOT, *, progress: Progress = QUI
     entry = catalogue.find(dataset)
     if entry is None and Path(dataset).is_file():
         name = default_name([dataset])
-        prepare_paths([dataset], name=name, folder=root / name, progress=progress)
+        folder = root / name
+        meta = read_meta(folder / META) if (folder / META).is_file() else {}
+        if meta and same_text(LocalFiles([Path(dataset)]), meta):  # perhaps with settings that the user chose
+            progress.say(f"{dataset} is prepared in {folder}, by {meta.get('tokenizer', {}).get('kind')}")
+        else:
+            prepare_paths([dataset], folder=None if root == ROOT else folder, progress=progress)
         return name
     name = dataset if entry is None else entry.name
     folder = root / name

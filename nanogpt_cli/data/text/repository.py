@@ -161,6 +161,9 @@ class RepositoryInputs:
         listing = [] if self.hub.remote else [[file.path, file.bytes, file.sha256] for file in self.files]
         return [self.entry.hub, self.entry.revision, self.shards, listing]
 
+    def content(self) -> None:
+        return None
+
     @contextmanager
     def open(self, index: int) -> Iterator[Path]:
         """The path of file `index`, checked. Deleted afterwards if it is a copy and was read to its end."""

@@ -4,6 +4,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,12 @@ class SplitRule:
     check: str = ""  # "rows": the start of the SHA-256 of the rows of val, as little-endian int64
     first_file_only: bool = False  # "documents": val does not depend on how many files there are
     first_val_file: int = 0
+
+    def flags(self) -> dict[str, Any]:
+        """What is typed for it, where it is one of own text."""
+        if self.rule == "documents":
+            return {"split": "documents", "val_fraction": self.fraction, "split_seed": self.seed or None}
+        return {"val_fraction": self.fraction} if self.rule == "tail" and self.most is None else {}
 
     def cut(self, count: int) -> int:
         """Where "tail" cuts a stream of `count` tokens or characters."""

@@ -12,7 +12,17 @@ from nanogpt_cli.data.tokenizers import (
     get_tokenizer,
     tokenizer_from_toml,
 )
-from nanogpt_cli.data.tokens.files import FORMAT, META, WORK, DataSet, TokenFile, Tokens, difference, prepare_line
+from nanogpt_cli.data.tokens.files import (
+    FORMAT,
+    META,
+    WORK,
+    DamagedError,
+    DataSet,
+    TokenFile,
+    Tokens,
+    difference,
+    prepare_line,
+)
 from nanogpt_cli.data.tokens.formats import Foreign, find_foreign, read_meta_pkl
 from nanogpt_cli.data.tokens.verify import check_content, check_ids, looks_like_uint32
 from nanogpt_cli.errors import UserError, typed
@@ -130,9 +140,9 @@ def _open_split(folder: Path, split: str, meta: dict[str, Any]) -> Tokens:
     found = path.stat().st_size if path.is_file() else None
     if found != size or _field(where, table, "bytes", int, default=size) != size:
         what = "is missing" if found is None else f"has {found:,} bytes"
-        raise UserError(
-            f"{path} {what}, but {META} says {count:,} tokens, {size:,} bytes: the data set is incomplete or damaged. "
-            f"Prepare it again: {prepare_line(folder)}"
+        raise DamagedError(
+            f"{path} {what}, but {META} says {count:,} tokens, {size:,} bytes: the data set is incomplete or damaged",
+            folder,
         )
     highest_id = _field(where, table, "highest_id", int, default=-1)
     sha256 = _field(where, table, "sha256", str, default="")
@@ -152,7 +162,7 @@ def _field(where: Path, table: dict[str, Any], key: str, kind: type[T], default:
 
 
 def _damaged(path: Path, why: str) -> UserError:
-    return UserError(f"{path} is damaged: {why}. Prepare the data set again: {prepare_line(path.parent)}")
+    return DamagedError(f"{path} is damaged: {why}", path.parent)
 
 
 def _rows(tokenizer: Tokenizer) -> tuple[int, str]:

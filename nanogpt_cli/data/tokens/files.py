@@ -7,6 +7,7 @@ resident, and a run touches them all.
 import hashlib
 import os
 import threading
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import FileIO
@@ -177,9 +178,22 @@ def bad_id(tokens: Tokens, position: int, token: int, vocab_size: int, advice: s
     )
 
 
+class DamagedError(UserError):
+    """A data set that was complete and is so no more; `fault` says what is wrong with it."""
+
+    def __init__(self, fault: str, folder: Path) -> None:
+        super().__init__(f"{fault}. Prepare the data set again: {prepare_line(folder)}")
+        self.fault = fault
+
+
 def prepare_line(folder: Path) -> str:
-    """The command that makes the data set of a folder."""
+    """The command that makes the data set of a folder: as it was made, where its meta.toml can be read."""
     from nanogpt_cli.data.catalogue import find  # only for messages
 
-    name = folder.name
-    return f"nanogpt prepare {name}" if find(name) else f"nanogpt prepare PATH --name {typed(name)}"
+    try:
+        words = tomllib.loads((folder / META).read_text(encoding="utf-8"))["arguments"]
+        return " ".join(["nanogpt prepare", *map(typed, words)])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # none, of an earlier version, or damaged
+        name = folder.name
+        line = f"nanogpt prepare {name}" if find(name) else f"nanogpt prepare PATH --name {typed(name)}"
+        return f"{line} --force" if (folder / META).exists() else line

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nanogpt_cli.data.tokens.files import Tokens, bad_id, prepare_line
-from nanogpt_cli.errors import UserError
+from nanogpt_cli.data.tokens.files import DamagedError, Tokens, bad_id
 from nanogpt_cli.files import atomic_write, user_cache
 from nanogpt_cli.progress import QUIET, Progress
 
@@ -43,10 +42,8 @@ def check_content(tokens: Tokens, *, full: bool = False, progress: Progress = QU
     sha256, highest_id = known or _scan(tokens, progress)
     if tokens.sha256 not in (None, sha256):
         path = tokens.paths[0]
-        raise UserError(
-            f"{path} is damaged: its SHA-256 is {sha256[:16]}..., meta.toml says {tokens.sha256:.16}... "
-            f"Prepare the data set again: {prepare_line(path.parent)}"
-        )
+        fault = f"{path} is damaged: its SHA-256 is {sha256[:16]}..., meta.toml says {tokens.sha256:.16}..."
+        raise DamagedError(fault, path.parent)
     tokens.highest_id = highest_id
     if large and not known:
         _remember({**subject, "sha256": sha256, "highest_id": highest_id})
@@ -62,10 +59,11 @@ def check_ids(tokens: Tokens, vocab_size: int, advice: str) -> None:
         if above.size:
             raise bad_id(tokens, position + int(above[0]), int(ids[above[0]]), vocab_size, advice)
         position += ids.size
-    raise UserError(
-        f"{tokens.paths[0]}: meta.toml says the highest id is {tokens.highest_id:,}, but the file holds none above the "
-        f"vocabulary of {vocab_size:,}. Prepare the data set again."
+    path = tokens.paths[0]
+    fault = (
+        f"{path}: meta.toml says the highest id is {tokens.highest_id:,}, but the file holds none of {vocab_size:,} "
     )
+    raise DamagedError(f"{fault}or more", path.parent)
 
 
 def looks_like_uint32(tokens: Tokens) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import tomllib
 
 import numpy as np
@@ -135,7 +136,7 @@ def test_short_text_is_read_by_characters(tmp_path):
     assert data_set.tokenizer.decode(ids(done.folder, "val")) == PLAY[cut:]
     statistics = {"documents": 1, "empty_documents": 0, "characters": len(PLAY), "text_bytes": len(PLAY)}
     assert done.meta["statistics"] == statistics
-    assert heard.steps[-1] == ("preparing", 1.0, 1.0)
+    assert ("preparing", 1.0, 1.0) in heard.steps
 
 
 def test_chinese_by_characters_and_by_bpe(tmp_path, gpt2):
@@ -471,8 +472,10 @@ def test_another_data_set_is_replaced_only_by_force(corpus, tmp_path):
     with pytest.raises(UserError, match=r"tokenizer bytes.*--force.*--name"):
         prepare_paths(corpus, name="a", tokenizer="char")
     (tmp_path / "1.jsonl").write_text('{"text": "something else"}\n', encoding="utf-8")
-    with pytest.raises(UserError, match="made from other text"):
+    with pytest.raises(UserError, match=r"1\.jsonl, 2\.jsonl, 3\.txt has changed since data/a was made"):
         prepare_paths(corpus, name="a", tokenizer="bytes")
+    with pytest.raises(UserError, match="made from other text or with other settings"):
+        prepare_paths(corpus[:2], name="a", tokenizer="bytes")
     assert everything(folder) == before
     assert not prepare_paths(corpus, name="a", tokenizer="char", force=True).already
     assert open_data_set(folder, verify=True).tokenizer.kind == "char"
@@ -522,9 +525,73 @@ def test_a_run_prepares_its_text_file(tmp_path):
     assert open_data_set(tmp_path / "data" / "my").name == "my"
     assert ensure_prepared("my.txt") == ensure_prepared("my") == "my"
     (tmp_path / "my.txt").write_text(PLAY + "more", encoding="utf-8")
-    with pytest.raises(UserError, match="made from other text"):
+    with pytest.raises(UserError, match=r"my\.txt has changed since data/my was made from it") as caught:
         ensure_prepared("my.txt")
     assert ensure_prepared("my") == "my"
+    replace, keep = re.findall(r"nanogpt prepare (my\.txt --\S+(?: \S+)?)(?:\.|$)", str(caught.value))
+    assert (replace, keep) == ("my.txt --force", "my.txt --name my-2")
+    prepare_paths(["my.txt"], name="my-2")
+    prepare_paths(["my.txt"], force=True)
+    assert ensure_prepared("my.txt") == "my"
+
+
+def test_a_new_time_stamp_is_no_other_text(tmp_path, monkeypatch):
+    (tmp_path / "my.txt").write_text(PLAY, encoding="utf-8")
+    made = prepare_paths(["my.txt"])
+    before = {path.name: path.stat().st_mtime_ns for path in made.folder.glob("*.bin")}
+    os.utime("my.txt", (1, 1))
+    assert prepare_paths(["my.txt"]).already
+    monkeypatch.setattr("nanogpt_cli.data.text.inputs.sha256_of", lambda _: pytest.fail("read again"))
+    assert prepare_paths(["my.txt"]).already
+    assert {path.name: path.stat().st_mtime_ns for path in made.folder.glob("*.bin")} == before
+
+
+def test_a_run_takes_the_text_as_it_was_prepared(tmp_path):
+    (tmp_path / "my.txt").write_text(PLAY, encoding="utf-8")
+    prepare_paths(["my.txt"], tokenizer="bytes")
+    os.utime("my.txt", (1, 1))
+    heard = Heard()
+    assert ensure_prepared("my.txt", progress=heard) == "my"
+    assert heard.said == ["my.txt is prepared in data/my, by bytes"]
+    assert open_data_set(tmp_path / "data" / "my").tokenizer.kind == "bytes"
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "odd", "altered", "meta"])
+def test_what_is_broken_is_made_again_by_the_line_that_is_advised(tmp_path, damage):
+    """No circle: the advice of the one command is not refused by the other."""
+    (tmp_path / "my text.txt").write_text(PLAY, encoding="utf-8")
+    how = {"name": "q", "tokenizer": "bytes", "split": split_rule("documents", 0.3)}
+    how["read_options"] = ReadOptions(separator="said.")
+    made = prepare_paths(["my text.txt"], **how)
+    whole = everything(made.folder)
+    val = made.folder / "val.bin"
+    if damage == "missing":
+        val.unlink()
+    elif damage == "meta":
+        text = (made.folder / "meta.toml").read_text(encoding="utf-8")
+        (made.folder / "meta.toml").write_text(text.replace('dtype = "uint16"', 'dtype = "int"'), encoding="utf-8")
+    else:
+        content = {"empty": b"", "odd": whole["val.bin"][:-1], "altered": bytes(len(whole["val.bin"]))}
+        val.write_bytes(content[damage])
+    with pytest.raises(UserError) as caught:
+        open_data_set(made.folder)
+    line = "nanogpt prepare 'my text.txt' --tokenizer bytes --separator said. --split documents --val-fraction 0.3 --name q"
+    assert str(caught.value).endswith(line)
+    heard = Heard()
+    again = prepare_paths(["my text.txt"], progress=heard, **how)
+    assert not again.already
+    assert "it is made again" in heard.said[0]
+    assert everything(made.folder) == whole
+
+
+def test_metadata_that_cannot_be_read_is_replaced_by_the_line_that_is_advised(tmp_path):
+    (tmp_path / "my.txt").write_text(PLAY, encoding="utf-8")
+    folder = prepare_paths(["my.txt"]).folder
+    (folder / "meta.toml").write_text("request = ", encoding="utf-8")
+    with pytest.raises(UserError, match=r"nanogpt prepare PATH --name my --force$"):
+        open_data_set(folder)
+    with pytest.raises(UserError, match=r"To replace it: nanogpt prepare my\.txt --force\."):
+        prepare_paths(["my.txt"])
 
 
 def test_a_run_prepares_a_small_data_set(real_cache):
