@@ -36,8 +36,8 @@ class StopAfter(Quiet):
     def __init__(self, chunks):
         self.left = chunks
 
-    def at(self, *_):
-        self.left -= 1
+    def at(self, what, *_):
+        self.left -= what == "preparing"
         if self.left < 0:
             raise StoppedError
 
