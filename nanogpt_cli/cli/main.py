@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import sys
 from io import TextIOWrapper
 from typing import Annotated, Any
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from nanogpt_cli.cli.command import WIDTH, Group, styled
-from nanogpt_cli.errors import NanogptError, UserError
+from nanogpt_cli.errors import NanogptError, StoppedError, UserError
 from nanogpt_cli.terminal import escaped, give_up
 
 PROGRAM = "nanogpt"
@@ -75,7 +76,12 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a narrow console must not end a run
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # once more, while the first one was told
+        code = INTERRUPTED
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # an interpreter that ends answers with a traceback
+    sys.exit(code)
 
 
 def _open_missing_streams() -> None:
@@ -116,7 +122,19 @@ def run(arguments: list[str]) -> int:
         return _failed(f"{where}{error.strerror or error}", (UserError if typed else NanogptError).exit_code)
     except usage_error as error:
         return _failed(_usage(error), UserError.exit_code)
+    except Exception as error:
+        stop = _interruption(error)
+        if stop is None:
+            raise
+        return _failed(str(stop) or "interrupted", getattr(stop, "exit_code", INTERRUPTED))
     return 0
+
+
+def _interruption(error: BaseException | None) -> BaseException | None:
+    """The signal that came first, where what it interrupted failed in its own way on the way out."""
+    while error is not None and not isinstance(error, StoppedError | KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _usage(error: Any) -> str:

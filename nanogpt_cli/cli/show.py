@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nanogpt_cli.errors import UserError
 from nanogpt_cli.machine.rank import find_place
 from nanogpt_cli.terminal import COMMANDS, escaped, for_stream, give_up
 
@@ -18,7 +19,10 @@ UNKNOWN = "n/a"
 
 def main_process() -> bool:
     """Whether this process speaks: of several, only the first does."""
-    return find_place().rank == 0
+    try:
+        return find_place().rank == 0
+    except UserError:  # variables that make no sense are for commands that use several processes to refuse
+        return True
 
 
 def say(text: str = "") -> None:

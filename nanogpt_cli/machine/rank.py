@@ -13,6 +13,7 @@ from nanogpt_cli.errors import UserError
 
 LAUNCHER = "NANOGPT_LAUNCHER"  # the variable in which our launcher tells its workers what torch's does not
 DEFAULT_PORT = 29500  # torchrun's
+HIGHEST_PORT = 65535
 DEFAULT_TIMEOUT = 600.0  # seconds
 LONGEST_TIMEOUT = 7 * 86400.0  # seconds; torch cannot count much further
 
@@ -89,23 +90,45 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
 
     torchrun sets RANK, LOCAL_RANK, WORLD_SIZE and the like; srun sets SLURM_STEP_NUM_TASKS (which a batch script
     itself, or a shell in an allocation, does not have).
+
+    Raises:
+        UserError: a variable that several processes need is missing, or has a value that it cannot have; names it.
     """
-    if {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= environ.keys():
+    if {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= environ.keys() or _number(environ, "WORLD_SIZE", 1) > 1:
         return _of_torch(environ)
-    if int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+    if _number(environ, "SLURM_STEP_NUM_TASKS", 1) > 1:
         return _of_slurm(environ)
     return Place()
 
 
+def _number(
+    environ: Mapping[str, str], name: str, default: int | None = None, *, low: int = 0, high: int = 1 << 20
+) -> int:
+    text = environ.get(name, "" if default is None else str(default))
+    if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or not low <= int(text) <= high:
+        raise _unusable(environ, name, f"a whole number from {low:,} to {high:,}")
+    return int(text)
+
+
+def _unusable(environ: Mapping[str, str], name: str, needed: str) -> UserError:
+    found = f"is {environ[name]!r}" if name in environ else "is not set"
+    return UserError(
+        f"{name} {found} in the environment, beside other variables of several processes: {needed} is needed. torchrun "
+        f"and srun set it; for a run of one process: env -u WORLD_SIZE -u SLURM_STEP_NUM_TASKS -u {name} nanogpt ..."
+    )
+
+
 def _of_torch(environ: Mapping[str, str]) -> Place:
-    local_rank, local_size = int(environ["LOCAL_RANK"]), int(environ.get("LOCAL_WORLD_SIZE", "1"))
-    launcher = None
-    if LAUNCHER in environ:
-        told = json.loads(environ[LAUNCHER])
-        launcher = Launcher(**{**told, "machines": Machines(**told["machines"])})
-    rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-    address, port = environ.get("MASTER_ADDR", "127.0.0.1"), int(environ.get("MASTER_PORT", DEFAULT_PORT))
+    world_size = _number(environ, "WORLD_SIZE", low=1)
+    local_size = _number(environ, "LOCAL_WORLD_SIZE", 1, low=1, high=world_size)
+    rank, local_rank = (
+        _number(environ, "RANK", high=world_size - 1),
+        _number(environ, "LOCAL_RANK", high=world_size - 1),
+    )
+    address = environ.get("MASTER_ADDR", "127.0.0.1")
+    port = _number(environ, "MASTER_PORT", DEFAULT_PORT, low=1, high=HIGHEST_PORT)
     agent_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    launcher = _launcher(environ)
     if launcher and launcher.machines.count > 1:  # torch's launcher knows this machine alone
         rank, world_size = launcher.machines.number * local_size + local_rank, launcher.machines.count * local_size
         address, port = split_endpoint(launcher.machines.endpoint)
@@ -114,17 +137,32 @@ def _of_torch(environ: Mapping[str, str]) -> Place:
     return Place(rank, local_size, world_size, local_rank, address, port, agent_store, attempt, launcher)
 
 
+def _launcher(environ: Mapping[str, str]) -> Launcher | None:
+    if LAUNCHER not in environ:
+        return None
+    try:
+        told = json.loads(environ[LAUNCHER])
+        return Launcher(**{**told, "machines": Machines(**told["machines"])})
+    except (ValueError, TypeError, KeyError):
+        raise _unusable(environ, LAUNCHER, "what our own launcher sets") from None
+
+
 def _of_slurm(environ: Mapping[str, str]) -> Place:
-    job = int(environ.get("SLURM_JOB_ID", "0"))
-    local_rank = int(environ["SLURM_LOCALID"])
+    world_size = _number(environ, "SLURM_STEP_NUM_TASKS", low=1)
+    job = _number(environ, "SLURM_JOB_ID", 0, high=10**9)
+    local_rank = _number(environ, "SLURM_LOCALID", high=world_size - 1)
+    tasks = re.match(r"\d{1,7}", environ.get("SLURM_STEP_TASKS_PER_NODE", ""), re.ASCII)  # "8(x2)"
+    if tasks is None:
+        raise _unusable(environ, "SLURM_STEP_TASKS_PER_NODE", "the number of tasks on each machine, such as 8(x2),")
     visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return Place(
-        rank=int(environ["SLURM_PROCID"]),
-        local_size=int(re.findall(r"\d+", environ["SLURM_STEP_TASKS_PER_NODE"])[0]),  # "8(x2)"
-        world_size=int(environ["SLURM_STEP_NUM_TASKS"]),
+        rank=_number(environ, "SLURM_PROCID", high=world_size - 1),
+        local_size=int(tasks[0]),
+        world_size=world_size,
         device_index=0 if len(visible) == 1 and visible[0] else local_rank,  # --gpus-per-task shows each its own
-        address=environ.get("MASTER_ADDR") or first_host(environ["SLURM_STEP_NODELIST"]),
-        port=int(environ.get("MASTER_PORT", 20000 + job % 20000)),  # jobs that share a machine get different ones
+        address=environ.get("MASTER_ADDR") or first_host(environ.get("SLURM_STEP_NODELIST", "")),
+        # jobs that share a machine get different ones
+        port=_number(environ, "MASTER_PORT", 20000 + job % 20000, low=1, high=HIGHEST_PORT),
         attempt=f"{environ.get('SLURM_STEP_ID', '')}-{environ.get('SLURM_RESTART_COUNT', '')}",
     )
 
@@ -146,7 +184,7 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     """
     found = re.fullmatch(r"(?:\[([0-9a-fA-F:.%\w]+)\]|([^:\s]+))(?::(\d{1,5}))?", endpoint)
     port = int(found[3] or DEFAULT_PORT) if found else 0
-    if found is None or not 0 < port < 1 << 16:
+    if found is None or not 0 < port <= HIGHEST_PORT:
         raise UserError(
             f"--rdzv-endpoint {endpoint}: HOST:PORT is needed, the name of machine 0 and a free port on it, "
             "such as node1:29500."

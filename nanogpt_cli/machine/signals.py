@@ -1,6 +1,7 @@
 """Signals that end a run after saving: the first is noted and obeyed at the next border, the second at once."""
 
 import contextlib
+import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -47,7 +48,10 @@ class StopSignals:
         self.announce = announce
         self.signum: int | None = None
         self._handling = handling(self._arrived)
-        self._announcing: threading.Thread | None = None
+        # the handler may have interrupted a print, so another thread tells; it waits already, since one that is being
+        # started when the next signal comes is left half made, and a simple queue may be put to in a handler
+        self._arrivals: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._announcing = threading.Thread(target=self._announce, daemon=True)
 
     def check(self) -> None:
         """Raise `StopRequested` if a signal has arrived."""
@@ -55,21 +59,24 @@ class StopSignals:
             raise StopRequested(self.signum)
 
     def __enter__(self) -> "StopSignals":
+        self._announcing.start()
         self._handling.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._handling.__exit__(None, None, None)
-        if self._announcing is not None:
-            self._announcing.join(timeout=1.0)  # who listens may be closed soon
+        self._arrivals.put(None)
+        self._announcing.join(timeout=1.0)  # who listens may be closed soon
+
+    def _announce(self) -> None:
+        while (name := self._arrivals.get()) is not None:
+            self.announce(name)
 
     def _arrived(self, signum: int, frame: FrameType | None) -> None:
         if self.signum is not None:
             signal.signal(signum, signal.SIG_DFL)  # should the way out hang
-            stopped = StoppedError("Stopped at once by a second signal; the last checkpoint is whole.", signum)
+            stopped = StoppedError("Stopped at once by a second signal; what was saved before stays whole.", signum)
             stopped.shared = False  # no other rank need have it
             raise stopped
         self.signum = signum
-        # the handler may have interrupted a print, and printing is not reentrant: another thread waits its turn
-        self._announcing = threading.Thread(target=self.announce, args=[signal.Signals(signum).name], daemon=True)
-        self._announcing.start()
+        self._arrivals.put(signal.Signals(signum).name)

@@ -70,6 +70,30 @@ def test_an_os_error_names_the_file(fail) -> None:
     )
 
 
+def test_text_of_others_commands_no_terminal(fail) -> None:
+    _, message = fail(errors.UserError("\x1b]0;title\x07\u202e: no such run"))
+    assert message == "error: \\x1b]0;title\\x07\\u202e: no such run\n"
+
+
+def test_what_a_signal_interrupted_may_fail_in_its_own_way(fail) -> None:
+    error = RuntimeError("cannot join thread before it is started")
+    error.__context__ = errors.StoppedError("Stopped by SIGTERM.", 15)
+    assert fail(error) == (143, "error: Stopped by SIGTERM.\n")
+    error.__context__ = KeyboardInterrupt()
+    assert fail(error) == (130, "error: interrupted\n")
+
+
+def test_variables_that_are_half_set_stop_no_command_of_one_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main.run(["runs"]) == 0
+    assert main.run(["presets"]) == 0
+    assert main.run(["train", "--dry-run"]) == 2
+    assert "RANK is not set in the environment" in capsys.readouterr().err
+
+
 def test_debug_shows_the_traceback(fail, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOGPT_DEBUG", "1")
     code, message = fail(errors.UserError("no such run"))

@@ -15,7 +15,7 @@ import pytest
 from nanogpt_cli.runs.checkpoint import load_training_state
 from tests.faults.harness import Command, Patch, Result, nanogpt
 from tests.faults.lives import STEPS, Lab, strays
-from tests.faults.taps import At, Signal
+from tests.faults.taps import At, Event, Signal, Tap, When
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,40 @@ def test_a_second_signal_stops_at_once(lab: Lab, name: str) -> None:
     assert "at once" in result.err, result
     assert strays(lab.folder) == []
     lab.check_alive("cut")
+    lab.live("cut", [])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two signals, the second so many seconds after the first, sent by a process of their own from a point on."""
+
+    at: At
+    gap: float
+    signals: tuple[int, int]
+
+    def install(self, folder: Path) -> None:
+        started = False
+
+        def act(event: Event, when: When) -> None:
+            nonlocal started
+            if not started and event.kind == self.at.kind and event.name.endswith(self.at.name):
+                started = True
+                code = f"import os, time; os.kill({os.getpid()}, {int(self.signals[0])}); time.sleep({self.gap}); "
+                code += f"os.kill({os.getpid()}, {int(self.signals[1])})"
+                subprocess.Popen([sys.executable, "-S", "-E", "-c", code], stderr=subprocess.DEVNULL)
+
+        Tap(folder, act)
+
+
+@pytest.mark.parametrize("gap", [0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1])
+def test_a_pair_of_signals_at_any_distance(lab: Lab, gap: float) -> None:
+    signals = (signal.SIGINT, signal.SIGTERM)
+    result = nanogpt(lab.folder, lab.line("cut"), Pair(At("write", "metrics.jsonl"), gap, signals))
+    # the second one may come when all is over, or find the first one's end
+    assert result.code in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGTERM, -signal.SIGINT), result
+    assert "Traceback" not in result.err, result
+    assert "Exception ignored" not in result.err, result
+    assert result.err.count("error:") <= 1, result
     lab.live("cut", [])
 
 

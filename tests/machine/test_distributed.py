@@ -64,6 +64,32 @@ def test_srun() -> None:
     assert (named.address, named.port) == ("10.0.0.1", 7777)
 
 
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({**TORCHRUN, "RANK": "x"}, "RANK"),
+        ({**TORCHRUN, "RANK": "8"}, "RANK"),
+        ({**TORCHRUN, "WORLD_SIZE": "0"}, "WORLD_SIZE"),
+        ({**TORCHRUN, "MASTER_PORT": "99999"}, "MASTER_PORT"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "-1"}, "LOCAL_WORLD_SIZE"),
+        ({**TORCHRUN, "RANK": "9" * 5000}, "RANK"),
+        ({**TORCHRUN, LAUNCHER: "{}"}, LAUNCHER),
+        ({**TORCHRUN, LAUNCHER: "["}, LAUNCHER),
+        ({"WORLD_SIZE": "2"}, "RANK"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "LOCAL_RANK"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE"),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_LOCALID"),
+        ({"SLURM_STEP_NUM_TASKS": "2.5"}, "SLURM_STEP_NUM_TASKS"),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "many"}, "SLURM_STEP_TASKS_PER_NODE"),
+        ({**SRUN, "SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST"),
+        ({**SRUN, "SLURM_PROCID": "16"}, "SLURM_PROCID"),
+    ],
+)
+def test_half_set_variables_are_refused_by_name(environ: dict[str, str], name: str) -> None:
+    with pytest.raises(UserError, match=rf"^{name} is "):
+        find_place(environ)
+
+
 def test_a_worker_of_our_launcher_on_the_second_machine() -> None:
     launcher = Launcher(pid=77, machines=Machines(2, 1, "node1:2000", 33.0), attempt="1")
     local = {**TORCHRUN, "RANK": "1", "WORLD_SIZE": "4", LAUNCHER: launcher.to_environment()}
