@@ -153,7 +153,7 @@ USAGE = [
     (["resume", "none", "--checkpoint", "x.pt"], "--run NEW"),
     (["prepare", ""], "nanogpt prepare: '' is an empty word."),
     (["prepare", "x.txt", "--separator", ""], "nanogpt prepare: --separator needs a value; '' is none."),
-    (["resume", "x" * 300], "File name too long"),
+    (["resume", "x" * 300], "no such run"),
     (["train", "--gpus=2", "--max-restarts=-1"], "--max-restarts -1: a whole number of at least 0 is needed."),
     (["presets", "shwo", "gpt2"], "nanogpt presets show NAME"),
     (["presets", "show", "gtp2"], "no such preset. Did you mean gpt2?"),
