@@ -107,7 +107,8 @@ def train(
     from nanogpt_cli.training.run import Request
     from nanogpt_cli.training.run import run as carry_out
 
-    flags = flag_layer({key: str(value) for key, value in {**(settings or {}), **changes}.items()})
+    given = {**(settings or {}), **changes}
+    flags = flag_layer({key: str(value) for key, value in given.items() if value is not None})
     request: Request = ResumeRequest(str(run), flags) if settings is None else TrainRequest((flags,), run)
     ended = carry_out(
         request,

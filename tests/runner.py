@@ -43,7 +43,7 @@ class Runner:
         self.view = Remembering()
 
     def plan(self, name: str, **changes: Any) -> Plan:
-        flags = {key: str(value) for key, value in self.settings(**changes).items()}
+        flags = {key: str(value) for key, value in self.settings(**changes).items() if value is not None}
         return plan_run(combine(flag_layer(flags)), self.root / name)
 
     def train(self, name: str, **changes: Any) -> Outcome:

@@ -1,5 +1,6 @@
 """The same work from Python."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -87,6 +88,39 @@ def test_devices_are_those_of_the_command(run: Path) -> None:
         nanogpt_cli.load(run, device="tpu")
     with pytest.raises(UserError, match="--device cuda:99"):
         nanogpt_cli.load(run, device="cuda:99")
+
+
+def test_the_process_is_left_as_it_was(tmp_path: Path, tiny_settings: Callable[..., dict[str, Any]]) -> None:
+    def switches() -> tuple[Any, ...]:
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+            torch.get_float32_matmul_precision(),
+            torch.get_num_threads(),
+            dict(os.environ),
+        )
+
+    before, threads = switches(), torch.get_num_threads()
+    run = nanogpt_cli.train(run=tmp_path / "a", **tiny_settings(max_iters=1))
+    torch.set_num_threads(threads + 1)
+    nanogpt_cli.resume(run, max_iters=2)  # with the threads the run had
+    assert torch.get_num_threads() == threads + 1
+    torch.set_num_threads(threads)
+    with pytest.raises(UserError):
+        nanogpt_cli.resume(run, max_iters=1, seed=2)
+    assert switches() == before
+    zeros, place = torch.zeros(3), torch.tensor([1])
+    zeros.put_(place, torch.ones(1), accumulate=False)
+
+
+def test_a_run_has_the_name_that_the_command_would_give(
+    tmp_path: Path, tiny_settings: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = {**tiny_settings(max_iters=1), "bias": True}
+    assert nanogpt_cli.train(**few) == Path("runs/tiny")
+    assert nanogpt_cli.train(**few) == Path("runs/tiny-2")
+    assert nanogpt_cli.train("shakespeare-char-cpu", **few) == Path("runs/shakespeare_char_cpu-tiny")
 
 
 def test_processes_are_for_the_command(run: Path) -> None:

@@ -1,5 +1,6 @@
 """train and resume as a user types them: names of runs, layers, --or-resume, own text, and what they print where."""
 
+import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from nanogpt_cli.cli import main
 from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.foreign import read_toml
+from tests.runner import same_weights
 
 Shell = Callable[..., tuple[int, str, str]]
 
@@ -46,6 +48,32 @@ def config_of(run: str) -> Any:
 
 def files(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_made_from_a_run_is_called_after_it(shell: Shell, tiny: Callable[..., list[str]]) -> None:
+    assert shell("train", "--run=runs/mine", *tiny())[0] == 0
+    assert shell("train", "--config=runs/mine/config.toml")[0] == 0
+    assert same_weights(Path("runs/mine/ckpt.pt"), Path("runs/mine-2/ckpt.pt"))
+
+
+@pytest.mark.parametrize("preset", [[], ["--preset=shakespeare_char_cpu"]])
+def test_a_fine_tune_is_continued_by_its_own_line(
+    shell: Shell, tiny: Callable[..., list[str]], preset: list[str]
+) -> None:
+    """What the preset says of the architecture has yielded to the weights, and is no other run."""
+    assert shell("train", "--run=runs/base", *tiny())[0] == 0
+    none = dict.fromkeys(("n_layer", "n_head", "n_embd", "block_size"))
+    line = ["train", *preset, "--run=runs/fine", "--or-resume", "--init-from=base", *tiny(**none)]
+    code, _, err = shell(*line)
+    assert code == 0
+    assert "runs/base/best.pt (step 8" in err  # the plan names where the weights come from
+    for name in ("ckpt.pt", "ckpt-previous.pt", "best.pt"):
+        Path("runs/fine", name).unlink()
+    code, _, err = shell(*line)
+    assert (code, "starting at step 0" in err) == (0, True)
+    shutil.rmtree("runs/base")  # what it was started from is not needed any more
+    code, _, err = shell(*line, "--max-iters=10")
+    assert (code, "step 8 to 10" in err) == (0, True)
 
 
 def test_dry_run_shows_the_plan_and_makes_nothing(shell: Shell, tiny: Callable[..., list[str]], tmp_path: Path) -> None:

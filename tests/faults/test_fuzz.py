@@ -163,7 +163,7 @@ WORDS = st.sampled_from(
 
 SIZES = ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "batch_size", "gradient_accumulation_steps")
 COUNTS = ("max_iters", "eval_iters")
-ELSEWHERE = ("dataset", "data_dir", "init_from", "device", "compile", "gpus", "wandb", "tensorboard", "token_dtype")
+ELSEWHERE = ("dataset", "data_dir", "device", "compile", "gpus", "wandb", "tensorboard", "token_dtype")
 
 
 def extreme(name: str) -> st.SearchStrategy[Any]:
@@ -200,6 +200,31 @@ def test_training_at_the_limits(here: Path, capsys: Any, names: list[str], data:
     err = capsys.readouterr().err
     assert "Traceback" not in err, (flags, err)
     assert code in (0, 2, 3), (flags, code, err)
+    shutil.rmtree(here / "runs" / "odd", ignore_errors=True)
+
+
+FREE = [name for name in TRAINED if known_settings()[name].section != "model"]
+
+
+@settings(SEARCH, max_examples=SEARCH.max_examples // 6)
+@given(names=st.lists(st.sampled_from([*FREE, "dropout", "block_size"]), max_size=3, unique=True), data=st.data())
+def test_fine_tunes_go_on(here: Path, capsys: Any, names: list[str], data: st.DataObject) -> None:
+    """From weights whose architecture no flag tells; before the first save, and after it."""
+    shutil.rmtree(here / "runs" / "odd", ignore_errors=True)
+    flags = [f"{known_settings()[name].flag}={data.draw(extreme(name))}" for name in names]
+    few = ["--max-iters=2", "--eval-iters=1", "--batch-size=2"]
+    line = ["train", "--init-from=runs/whole", "--data-dir=data/my", "--run=runs/odd", "--device=cpu"]
+    words = [*line, *(flag for flag in few if flag.partition("=")[0] not in str(flags)), *flags, "--peak-tflops=1"]
+    code = run(words)
+    err = capsys.readouterr().err
+    if data.draw(st.booleans()):
+        for path in (here / "runs" / "odd").glob("*.pt"):
+            path.unlink()
+    again = run([*words, "--or-resume"] if data.draw(st.booleans()) else ["resume", "runs/odd"])
+    err += capsys.readouterr().err
+    assert "Traceback" not in err, (flags, err)
+    assert code in (0, 2, 3), (flags, code, err)
+    assert code == again or code == 2, (flags, code, again, err)
     shutil.rmtree(here / "runs" / "odd", ignore_errors=True)
 
 

@@ -101,6 +101,15 @@ def test_the_number_of_processes_is_kept_and_resume_is_bit_identical(lab: Lab) -
     assert lab.steps("cut") == list(range(1, 9))
 
 
+def test_a_fine_tune_on_several_ranks(lab: Lab) -> None:
+    """The ranks continue a run directory that has no checkpoint yet."""
+    base = lab.runs.train("base", max_iters=2, n_layer=2).run.path
+    given = {"init_from": base, "n_layer": None, "n_head": None, "n_embd": None, "block_size": None}
+    assert lab.train("fine", max_iters=4, **given) == 4
+    architecture = torch.load(lab.run("fine") / "ckpt.pt", weights_only=True)["config"]["model"]
+    assert (architecture["n_layer"], architecture["vocab_size"]) == (2, 23)
+
+
 def test_a_rank_that_raises_is_heard_once_and_the_run_goes_on(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     lab.faults(["raise", 1, 5])
     with pytest.raises(NanogptError) as caught:

@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import torch
 
+from nanogpt_cli.config.layers import combine, config_layer
 from nanogpt_cli.errors import StoppedError, UserError
 from nanogpt_cli.runs.checkpoint import load_training_state
+from nanogpt_cli.training.plan import plan_run
+from nanogpt_cli.training.start import start
 from tests.runner import Runner, same_weights
 
 # everything that could carry hidden state: dropout, accumulation, evaluations between, an epoch border
@@ -153,6 +157,78 @@ def test_max_iters_alone_keeps_the_schedule(runs: Runner) -> None:
     rates = [line["lr"] for line in runs.lines("frozen") if "lr" in line]
     assert rates[8:] == [1e-4, 1e-4]
     assert any("rate stays at 0.0001" in text for text in runs.plan_warnings("frozen", max_iters=12))
+
+
+def test_config_toml_says_what_is_used_and_repeats_the_run(runs: Runner) -> None:
+    """Warm-up and decay that were frozen stand in it where a new run would derive others."""
+    runs.train("frozen", max_iters=40, learning_rate=1e-3)
+    runs.resume("frozen", max_iters=80)
+    config = runs.root / "frozen" / "config.toml"
+    tables = tomllib.loads(config.read_text())
+    assert (tables["optim"]["warmup_iters"], tables["optim"]["lr_decay_iters"]) == (2, 40)
+    assert not {"warmup_iters", "lr_decay_iters"} & tables["derived"].keys()
+    again = start(plan_run(combine(config_layer(config)), runs.root / "again"), view=runs.view)
+    assert same_weights(again.run.checkpoint, runs.root / "frozen" / "ckpt.pt")
+    assert runs.losses("again") == runs.losses("frozen")
+
+
+def test_a_warm_up_longer_than_the_decay_can_be_extended(runs: Runner) -> None:
+    """No setting says that, so none is written: the run goes on."""
+    runs.train("short", max_iters=4, warmup_iters=6)
+    for until in (6, 9, 12):
+        assert runs.resume("short", max_iters=until).step == until
+
+
+@pytest.mark.parametrize("change", [{}, {"max_iters": 12}])
+def test_format_1_is_read(runs: Runner, change: dict[str, Any]) -> None:
+    """Its schedule and architecture stand beside settings that need not say the same."""
+    settings = {"max_iters": 4, "init_from": str(runs.train("base", max_iters=2).run.path)}
+    for name in ("new", "old"):
+        runs.train(name, **settings)
+        runs.resume(name, max_iters=8)
+    path = runs.root / "old"
+    tables = tomllib.loads((path / "config.toml").read_text())
+    for key in ("n_layer", "vocab_size"):  # as given, not as the weights have it
+        del tables["model"][key]
+    for key in ("warmup_iters", "lr_decay_iters"):
+        tables["optim"].pop(key, None)
+    (path / "config.toml").write_text(tomli_w.dumps(tables))
+    for name in ("ckpt.pt", "ckpt-previous.pt", "best.pt"):
+        content = torch.load(path / name, weights_only=True)
+        model, optim = content["config"]["model"], content["config"]["optim"]
+        content |= {"format": 1, "architecture": model}
+        content["config"] = {key: table for key, table in tables.items() if key != "derived"}
+        if "optimizer" in content:
+            content["schedule"] = {
+                "shape": "cosine",
+                "learning_rate": optim["learning_rate"],
+                "min_lr": optim["learning_rate"] / 10,
+                "warmup_iters": 0,
+                "lr_decay_iters": 4,
+            }
+        torch.save(content, path / name)
+    for name in ("new", "old"):
+        runs.resume(name, **{"max_iters": 10, **change})
+    assert same_weights(path / "ckpt.pt", runs.root / "new" / "ckpt.pt")
+    assert runs.losses("old") == runs.losses("new")
+    assert tomllib.loads((path / "config.toml").read_text())["model"]["n_layer"] == 1
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("crop", [{}, {"block_size": 8}])
+def test_a_fine_tune_goes_on(runs: Runner, saved: bool, crop: dict[str, Any]) -> None:
+    """Also where it ended before the first save: config.toml holds the whole architecture of the weights."""
+    base = runs.train("base", max_iters=2, n_layer=2, n_embd=8).run.path
+    given: dict[str, Any] = {"init_from": base, "n_layer": None, "n_embd": None, "n_head": None, "block_size": None}
+    whole = runs.train("whole", **{**BUSY, **given, **crop})
+    runs.train("cut", **{**BUSY, **given, **crop, "max_iters": 4, "lr_decay_iters": 8, "warmup_iters": 0})
+    model = tomllib.loads((runs.root / "cut" / "config.toml").read_text())["model"]
+    assert (model["n_layer"], model["n_embd"], model["vocab_size"]) == (2, 8, 23)
+    if not saved:
+        for name in ("ckpt.pt", "ckpt-previous.pt", "best.pt"):
+            (runs.root / "cut" / name).unlink(missing_ok=True)
+    runs.resume("cut", max_iters=8)
+    assert same_weights(runs.root / "cut" / "ckpt.pt", whole.run.checkpoint)
 
 
 def test_a_swapped_data_set_is_refused(runs: Runner, tiny_data: Path) -> None:
