@@ -4,42 +4,28 @@ Every update is a pure function of the checkpoint before it and of (seed, step):
 never remembered. That is why a run can be cut anywhere and go on as if nothing had happened.
 """
 
-import itertools
 import math
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from nanogpt_cli.config.derived import Schedule
 from nanogpt_cli.data.tokens.batches import Batches
-from nanogpt_cli.data.tokens.data_set import Tokens
 from nanogpt_cli.errors import NonFiniteError, StoppedError, typed
-from nanogpt_cli.inference.evaluate import windows_loss
 from nanogpt_cli.machine.device import memory_gib
 from nanogpt_cli.machine.signals import StopRequested, StopSignals
 from nanogpt_cli.runs.metrics import MetricsLog
 from nanogpt_cli.training.saving import Saver
 from nanogpt_cli.training.speed import StepClock
 from nanogpt_cli.training.state import TrainingState
-from nanogpt_cli.training.step import HostCopy, InFlight, TrainStep
+from nanogpt_cli.training.step import HostCopy, InFlight, TrainStep, what_went_bad
+from nanogpt_cli.training.validation import Validation
 from nanogpt_cli.view.plain import EvalReport, Start, StepReport, View
 from nanogpt_cli.view.trackers import Trackers
 
 # of a StepReport, what a line of metrics.jsonl holds beside step and loss
 LOGGED = ("lr", "grad_norm", "step_ms", "tokens_per_s", "mfu", "tokens", "epoch", "time_s", "skipped")
-
-
-@dataclass(frozen=True)
-class Windows:
-    """What validation reads of a split, the same for the whole run."""
-
-    tokens: Tokens
-    offsets: npt.NDArray[np.int64]
 
 
 @dataclass
@@ -50,8 +36,7 @@ class Training:
     schedule: Schedule
     train_step: TrainStep
     batches: Batches
-    train_windows: Windows
-    val_windows: Windows
+    validation: Validation
     saver: Saver
     view: View
     metrics: MetricsLog
@@ -117,7 +102,9 @@ class Training:
         while len(self.in_flight) > leave:
             update = self.in_flight.pop(0)
             loss, norm, skipped, stop, save = update.outcome.values()
-            self._check_finite(update.step, loss, norm, bool(skipped))
+            if skipped and (problem := what_went_bad(update.step, loss, norm, self.state.scaler)):
+                kept = f"The last good step is {update.step - 1}; {self.saver.way_on()}"
+                raise NonFiniteError(f"Stopped: {problem}.\n{kept}")
             progress = self.state.progress
             progress.window_sum += loss
             progress.window_count += 1
@@ -135,21 +122,6 @@ class Training:
         if self.in_flight:
             self.clock.add(time.perf_counter() - began)
         self.settle()
-
-    def _check_finite(self, step: int, loss: float, norm: float, skipped: bool) -> None:
-        if not skipped:
-            return
-        scaler, lower = self.state.scaler, "Try a lower --learning-rate"
-        if not math.isfinite(loss):
-            what = f"the loss is {loss} at step {step}. {lower}"
-        elif not scaler.is_enabled():
-            what = f"the gradient norm is {norm} at step {step}. {lower}"
-        elif scaler.get_scale() >= 1:
-            return  # the scale was too high: it has been lowered, and that is no error
-        else:
-            what = f"the loss scale fell below 1 at step {step}: float16 cannot hold these gradients. "
-            what += "Try --dtype bfloat16"
-        raise NonFiniteError(f"Stopped: {what}.\nThe last good step is {step - 1}; {self.saver.way_on()}")
 
     def _report(self, update: InFlight, loss: float, norm: float) -> None:
         progress, config = self.state.progress, self.state.config
@@ -186,13 +158,7 @@ class Training:
         if progress.step == progress.evaluated_step:
             return
         self.drain()
-        total, done = self._passes(self.val_windows) + self._passes(self.train_windows), itertools.count()
-
-        def tick() -> None:
-            self._check_signal()
-            self.view.evaluating(next(done), total)
-
-        val_loss, train_loss = (self._windows_loss(windows, tick) for windows in (self.val_windows, self.train_windows))
+        val_loss, train_loss = self.validation.losses(self._check_signal, self.view.evaluating)
         if not math.isfinite(val_loss):
             what = f"the validation loss is {val_loss} after step {progress.step}"
             raise NonFiniteError(f"Stopped: {what}, which was not saved; {self.saver.way_on()}")
@@ -205,21 +171,6 @@ class Training:
         self.view.evaluated(EvalReport(progress.step, val_loss, train_loss, best))
         if best and not self.save(must=self.at_end, best=True):
             progress.best_loss, progress.best_step = before  # the next evaluation may still become the best on disk
-
-    def _passes(self, windows: Windows) -> int:
-        return -(-len(windows.offsets) // (self.split.micro_batch * self.processes.world_size))
-
-    def _windows_loss(self, windows: Windows, tick: Callable[[], None]) -> float:
-        return windows_loss(
-            self.train_step.model,
-            windows.tokens,
-            windows.offsets,
-            block_size=self.state.config.model.block_size,
-            micro_batch=self.split.micro_batch,
-            compute=self.train_step.compute,
-            processes=self.processes,
-            progress=tick,
-        )
 
     def save(self, *, must: bool, best: bool = False) -> bool:
         """`Saver.save`, once every update has been looked at."""

@@ -1,14 +1,16 @@
 """When a run saves, what it writes, and in words what could not be written."""
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from nanogpt_cli.config.derived import save_interval
 from nanogpt_cli.errors import NanogptError, NonFiniteError, typed
 from nanogpt_cli.files import DiskFullError
 from nanogpt_cli.machine.distributed import Processes
-from nanogpt_cli.runs.checkpoint import keep_milestone, save_checkpoint, weights_only
+from nanogpt_cli.runs.checkpoint import link_or_copy, save_checkpoint, weights_only
 from nanogpt_cli.runs.directory import RunDirectory
 from nanogpt_cli.runs.metrics import MetricsLog
 from nanogpt_cli.training.state import TrainingState
@@ -43,9 +45,9 @@ class Saver:
         progress, config = self.state.progress, self.state.config
         if (progress.step, progress.evaluated_step) == self.tried:
             return False
-        milestone = config.train.keep_every and progress.step % config.train.keep_every == 0
         at_end = progress.step >= config.train.max_iters
-        return bool(at_end or self.wished or milestone or progress.step % save_interval(config) == 0)
+        by_count = self._is_milestone(progress.step) or progress.step % save_interval(config) == 0
+        return at_end or self.wished or by_count
 
     def minutes_are_up(self) -> bool:
         """Whether rank 0 wishes to save by the clock; false on the others."""
@@ -74,28 +76,34 @@ class Saver:
             save_checkpoint(checkpoint, self.run.checkpoint, previous=previous)
             self.view.saved(step, self.run.checkpoint, time.perf_counter() - began)
 
-        if self._milestone_is_missing():  # it could not be written when it was due; the next lines replace its content
+        # one that could not be linked when it was due: ckpt.pt is still of its step
+        if self._is_milestone(self.saved_step) and not self._there(self.run.milestone(self.saved_step)):
             self._written(f"The milestone of step {self.saved_step}", self._write_milestone, must=False)
-        if not self._written(f"Step {step}", write, must):
+        again = "the next save tries again" + ", without this milestone" * self._is_milestone(step)
+        if not self._written(f"Step {step}", write, must, again):
             return False
         self.saved = self.tried
-        self._written(f"The milestone of step {step}", self._write_milestone, must)
+        if self._is_milestone(step):
+            self._written(f"The milestone of step {step}", self._write_milestone, must)
+        if not best:
+            return True
         # ckpt.pt says that its own step is the best, so a kill here loses nothing
-        return not best or self._written(
-            f"best.pt of step {step}", lambda: save_checkpoint(weights_only(checkpoint), self.run.best), must
-        )
+        write_best = functools.partial(save_checkpoint, weights_only(checkpoint), self.run.best)
+        return self._written(f"best.pt of step {step}", write_best, must, "a later evaluation tries again")
 
-    def _milestone_is_missing(self) -> bool:
-        step, every = self.saved_step, self.state.config.train.keep_every
-        return bool(
-            self.processes.from_main(every and step and step % every == 0 and not self.run.milestone(step).exists())
-        )
+    def _is_milestone(self, step: int) -> bool:
+        every = self.state.config.train.keep_every
+        return every > 0 and step > 0 and step % every == 0
+
+    def _there(self, path: Path) -> bool:
+        return self.processes.from_main(path.exists())
 
     def _write_milestone(self) -> None:
-        step = self.saved_step
-        keep_milestone(self.run.checkpoint, self.run.milestone(step), step, self.state.config.train.keep_every)
+        link_or_copy(self.run.checkpoint, self.run.milestone(self.saved_step))
 
-    def _written(self, what: str, write: Callable[[], None], must: bool) -> bool:
+    def _written(
+        self, what: str, write: Callable[[], object], must: bool, again: str = "the next save tries again"
+    ) -> bool:
         problem = None
         if self.processes.main:
             try:
@@ -112,7 +120,7 @@ class Saver:
             failed.shared = True
             raise failed
         if problem:
-            self.view.warn(f"{problem} Training goes on; the next save tries again.")
+            self.view.warn(f"{problem} Training goes on; {again}.")
         return problem is None
 
     def _reason(self, error: OSError) -> str:

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 
 from nanogpt_cli.data.tokens.batches import Batches
-from nanogpt_cli.data.tokens.data_set import Tokens
-from nanogpt_cli.data.tokens.rows import evaluation_offsets
 from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.files import remove_leftovers, write_toml
 from nanogpt_cli.machine.device import compile_model
@@ -31,13 +29,14 @@ from nanogpt_cli.runs.environment import environment
 from nanogpt_cli.runs.metrics import MetricsLog
 from nanogpt_cli.runs.recovery import best_problem, newest_state
 from nanogpt_cli.training.init_from import initial_weights
-from nanogpt_cli.training.loop import Training, Windows
+from nanogpt_cli.training.loop import Training
 from nanogpt_cli.training.plan import Plan, memory_advice
 from nanogpt_cli.training.resume import read_state
 from nanogpt_cli.training.saving import Saver
 from nanogpt_cli.training.speed import StepClock
 from nanogpt_cli.training.state import TrainingState, build_state
 from nanogpt_cli.training.step import TrainStep
+from nanogpt_cli.training.validation import Validation
 from nanogpt_cli.view import make_view
 from nanogpt_cli.view.plain import Start, View
 from nanogpt_cli.view.trackers import Trackers, open_trackers
@@ -195,13 +194,13 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
             )
         )
         all_peaks = plan.peak[0] * processes.world_size if plan.peak else None
+        train_step = TrainStep(state, model, plan.split, plan.compute, processes)
         training = Training(
             state=state,
             schedule=plan.schedule,
-            train_step=TrainStep(state, model, plan.split, plan.compute, processes),
+            train_step=train_step,
             batches=batches,
-            train_windows=_windows(plan, plan.data_set.train),
-            val_windows=_windows(plan, plan.data_set.val),
+            validation=Validation(plan.data_set, plan.eval_windows, train_step),
             saver=Saver(state, processes, run, view, metrics, (progress.step, progress.evaluated_step)),
             view=view,
             metrics=metrics,
@@ -210,10 +209,6 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
         )
         training.train(_what_is_shown(plan, run, progress))
     return Outcome(run, progress.step, progress.best_loss)
-
-
-def _windows(plan: Plan, tokens: Tokens) -> Windows:
-    return Windows(tokens, evaluation_offsets(tokens.count, plan.config.model.block_size, plan.eval_windows))
 
 
 def _what_is_shown(plan: Plan, run: RunDirectory, progress: RunProgress) -> Start:

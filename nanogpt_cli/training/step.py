@@ -3,6 +3,7 @@
 Training takes it, and `mfu` times the same: the host only sends work to the device and never waits inside a step.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -108,3 +109,15 @@ class TrainStep:
             scaler.update()
         optimizer.zero_grad()
         return torch.stack([shared[0], norm, skip, shared[1], shared[2]])
+
+
+def what_went_bad(step: int, loss: float, norm: float, scaler: torch.amp.GradScaler) -> str:
+    """Why a skipped update ends the run, and what to try; empty where float16 has only overflowed."""
+    lower = "Try a lower --learning-rate"
+    if not math.isfinite(loss):
+        return f"the loss is {loss} at step {step}. {lower}"
+    if not scaler.is_enabled():
+        return f"the gradient norm is {norm} at step {step}. {lower}"
+    if scaler.get_scale() >= 1:  # it was too high, and has been lowered
+        return ""
+    return f"the loss scale fell below 1 at step {step}: float16 cannot hold these gradients. Try --dtype bfloat16"

@@ -59,8 +59,8 @@ PLACES = {
     "between two steps": (Signal(At("write", "metrics.jsonl", 3, "after")), {4, 5}),
     "in a save": (Signal(At("write", "ckpt.pt~", 20, "half")), {2, 3}),
     "in a save of the best": (Signal(At("write", "best.pt~", 2, "half")), {2}),
-    "in an evaluation": (SignalInCall("nanogpt_cli.training.loop", "windows_loss", 6), {6}),
-    "in the last evaluation": (SignalInCall("nanogpt_cli.training.loop", "windows_loss", 11), {STEPS}),
+    "in an evaluation": (SignalInCall("nanogpt_cli.training.validation", "windows_loss", 6), {6}),
+    "in the last evaluation": (SignalInCall("nanogpt_cli.training.validation", "windows_loss", 11), {STEPS}),
 }
 
 

@@ -11,7 +11,7 @@ import torch
 from nanogpt_cli.errors import NanogptError, NonFiniteError, StoppedError
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.runs.checkpoint import load_training_state
-from nanogpt_cli.training import loop, saving
+from nanogpt_cli.training import loop, saving, validation
 from nanogpt_cli.training.optimizer import Optimizer
 from nanogpt_cli.training.state import build_state
 from tests.runner import Runner, same_weights
@@ -59,7 +59,7 @@ def test_fresh_loss_is_that_of_guessing(runs: Runner) -> None:
 
 def test_best_and_last_are_kept_apart(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter([3.0, 9.0, 2.0, 9.0, 2.5, 9.0])  # val, train, val, train, ...
-    monkeypatch.setattr(loop, "windows_loss", lambda *args, **kwargs: next(losses))
+    monkeypatch.setattr(validation, "windows_loss", lambda *args, **kwargs: next(losses))
     outcome = runs.train("scripted", max_iters=6, eval_interval=2)
     best = torch.load(outcome.run.best, weights_only=True)
     last = load_training_state(outcome.run.checkpoint)
@@ -241,6 +241,21 @@ def test_milestones_are_kept(runs: Runner) -> None:
     names = sorted(p.name for p in outcome.run.path.glob("ckpt-0*.pt"))
     assert names == ["ckpt-000002.pt", "ckpt-000004.pt", "ckpt-000006.pt"]
     assert load_training_state(outcome.run.milestone(4))["step"] == 4
+
+
+def test_a_milestone_that_could_not_be_linked_is_made_up_for(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, refused = saving.link_or_copy, [True, True]
+
+    def refusing(source: Any, target: Any) -> None:
+        if target.name == "ckpt-000002.pt" and refused and refused.pop():
+            raise OSError(5, "Input/output error", str(target))
+        original(source, target)
+
+    monkeypatch.setattr(saving, "link_or_copy", refusing)
+    refused.pop()
+    outcome = runs.train("once", max_iters=6, keep_every=2, eval_interval=100)
+    assert any("The milestone of step 2 was not saved" in text for text in runs.view.said)
+    assert load_training_state(outcome.run.milestone(2))["step"] == 2
 
 
 def test_two_seeds_differ_and_one_seed_is_identical(runs: Runner) -> None:
