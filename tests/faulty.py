@@ -32,10 +32,10 @@ def faulty_python(folder: Path, faults: list[list[Any]]) -> str:
 
 
 def install(faults: list[list[Any]]) -> None:
-    from nanogpt_cli.machine.rank import find_place
+    from nanogpt_cli.machine.rank_env import read_rank_env
     from nanogpt_cli.training import loop, saving
 
-    rank = find_place().rank
+    rank = read_rank_env().rank
     mine = [(what, step) for what, of, step in faults if of in (rank, -1)]
     step = loop.Training.step
     save = saving.save_checkpoint

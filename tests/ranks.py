@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from nanogpt_cli.config.layers import flag_layer
-from nanogpt_cli.machine.rank import Machines
+from nanogpt_cli.machine.rank_env import Nodes
 from nanogpt_cli.progress import QUIET
 
-ONE_MACHINE = Machines()
+ONE_MACHINE = Nodes()
 PRELOADED = ("torch._dynamo", "torch._inductor", "nanogpt_cli.training.run", "tests.runner")
 
 
@@ -98,7 +98,7 @@ def train(
     settings: dict[str, Any] | None,
     run: Path,
     *,
-    machines: Machines = ONE_MACHINE,
+    machines: Nodes = ONE_MACHINE,
     say: Callable[[str], None] = print,
     **changes: Any,
 ) -> Any:

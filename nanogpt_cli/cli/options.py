@@ -12,7 +12,7 @@ from nanogpt_cli.cli import show
 from nanogpt_cli.config.schema import SECTIONS, settings
 from nanogpt_cli.config.setting import Setting
 from nanogpt_cli.errors import UserError
-from nanogpt_cli.machine.rank import DEFAULT_TIMEOUT, Machines
+from nanogpt_cli.machine.rank_env import DEFAULT_TIMEOUT, Nodes
 
 if TYPE_CHECKING:
     from nanogpt_cli.machine.device import Compute
@@ -84,13 +84,13 @@ def with_settings(
     return decorate
 
 
-def machines(flags: dict[str, Any]) -> Machines:
+def machines(flags: dict[str, Any]) -> Nodes:
     """The flags that say where processes are started, taken out of those of a command; they are no settings.
 
     Raises:
         UserError: they do not go together.
     """
-    return Machines(*(flags.pop(parameter.name) for parameter in MACHINES))
+    return Nodes(*(flags.pop(parameter.name) for parameter in MACHINES))
 
 
 def _parameter(name: str, kind: Any, default: Any, option: Any) -> inspect.Parameter:

@@ -9,7 +9,7 @@ from nanogpt_cli.cli.progress import ProgressBar
 from nanogpt_cli.errors import UserError, typed
 
 if TYPE_CHECKING:
-    from nanogpt_cli.machine.rank import Machines
+    from nanogpt_cli.machine.rank_env import Nodes
     from nanogpt_cli.training.plan import Plan
     from nanogpt_cli.training.run import Request
     from nanogpt_cli.training.start import Outcome
@@ -21,7 +21,7 @@ EVALUATION_SHARE = 0.3  # of the peak that a forward pass is expected to reach
 SAMPLE_TOKENS = 300
 
 
-def train_and_report(request: "Request", machines: "Machines", *, dry_run: bool) -> None:
+def train_and_report(request: "Request", machines: "Nodes", *, dry_run: bool) -> None:
     """Show the plan, train, report to stderr, and write the sample to stdout; see `run` for the arguments."""
     from nanogpt_cli.training.run import run
 

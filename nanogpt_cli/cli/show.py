@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nanogpt_cli.errors import UserError
-from nanogpt_cli.machine.rank import find_place
+from nanogpt_cli.machine.rank_env import read_rank_env
 from nanogpt_cli.terminal import COMMANDS, escaped, for_stream, give_up
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ UNKNOWN = "n/a"
 def main_process() -> bool:
     """Whether this process speaks: of several, only the first does."""
     try:
-        return find_place().rank == 0
+        return read_rank_env().rank == 0
     except UserError:  # variables that make no sense are for commands that use several processes to refuse
         return True
 

@@ -105,7 +105,7 @@ def windows_loss(
         before_pass=lambda block, offsets: progress(),
     )
     total = sum(float(losses.sum()) for losses, _ in passes)
-    if processes.several:
+    if processes.distributed:
         total = processes.sum(torch.tensor(total, dtype=torch.float64, device=compute.device)).item()
     return total / (len(offsets) * block_size)
 

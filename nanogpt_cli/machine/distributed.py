@@ -27,7 +27,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeo
 from nanogpt_cli.config.schema import SystemSettings
 from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.machine.device import Compute
-from nanogpt_cli.machine.rank import Place
+from nanogpt_cli.machine.rank_env import RankEnv
 
 T = TypeVar("T")
 
@@ -50,19 +50,19 @@ class Processes:
         return self.rank == 0
 
     @property
-    def several(self) -> bool:
+    def distributed(self) -> bool:
         """Whether there is anyone to talk to."""
         return self.world_size > 1
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Add up over the ranks, in place."""
-        if self.several:
+        """Add up over the ranks, in env."""
+        if self.distributed:
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def from_main(self, value: T) -> T:
         """What rank 0 gave, on every rank; plain values only."""
-        if not self.several:
+        if not self.distributed:
             return value
         held = [value]
         dist.broadcast_object_list(held, src=0)
@@ -70,7 +70,7 @@ class Processes:
 
     def agree(self, problem: NanogptError | None) -> None:
         """Raise on every rank if one of them has a problem: the first one's, which only rank 0 need tell."""
-        if not self.several:
+        if not self.distributed:
             if problem is not None:
                 raise problem
             return
@@ -84,14 +84,14 @@ class Processes:
 
     def on_device(self, compute: Compute, backend: str) -> "Processes":
         """The same processes with a way for tensors on the device, "nccl" or "gloo"."""
-        if not self.several or backend == "gloo":
+        if not self.distributed or backend == "gloo":
             return self
         torch.cuda.set_device(compute.device)
         return replace(self, group=dist.new_group(backend=backend, timeout=PATIENCE))
 
     def wrap(self, model: nn.Module, compute: Compute) -> nn.Module:
         """The module to call in training: gradients are averaged over the ranks."""
-        if not self.several:
+        if not self.distributed:
             return model
         ids = [compute.device.index] if compute.device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(
@@ -100,7 +100,7 @@ class Processes:
 
     def leave(self) -> None:
         """Part from the others when all are done: who goes first must not look like one that died."""
-        if self.several:
+        if self.distributed:
             with contextlib.suppress(RuntimeError):  # who got through first may be gone already
                 dist.monitored_barrier(timeout=PARTING)
             dist.destroy_process_group()  # in any case: its threads can abort an interpreter that ends around them
@@ -159,30 +159,30 @@ def choose_backend(asked: str, device: torch.device) -> str:
     return "nccl" if nccl and asked != "gloo" else "gloo"
 
 
-def join(place: Place, timeout: float) -> Processes:
+def join(env: RankEnv, timeout: float) -> Processes:
     """Join the other ranks, which must all come within `timeout` seconds.
 
     Raises:
         UserError: some did not come (named), or rank 0's port is taken.
     """
-    store = _meet(place, timeout)
+    store = _meet(env, timeout)
     dist.init_process_group(
-        "gloo", store=store, rank=place.rank, world_size=place.world_size, timeout=timedelta(seconds=timeout)
+        "gloo", store=store, rank=env.rank, world_size=env.world_size, timeout=timedelta(seconds=timeout)
     )
     _set_pg_timeout(PATIENCE, dist.group.WORLD)
-    return Processes(place.rank, place.world_size)
+    return Processes(env.rank, env.world_size)
 
 
-def _meet(place: Place, timeout: float) -> Store:
+def _meet(env: RankEnv, timeout: float) -> Store:
     """A store that every rank has reached."""
     deadline = time.monotonic() + timeout
-    hosts = place.rank == 0 and not place.agent_store
+    hosts = env.rank == 0 and not env.agent_store
     if not hosts:
-        _await_listener(place, timeout)
+        _await_listener(env, timeout)
     try:
         tcp = TCPStore(
-            place.address,
-            place.port,
+            env.address,
+            env.port,
             is_master=hosts,
             timeout=timedelta(seconds=max(1.0, deadline - time.monotonic())),
             wait_for_workers=False,
@@ -191,17 +191,17 @@ def _meet(place: Place, timeout: float) -> Store:
         if not hosts:
             raise
         raise UserError(
-            f"port {place.port} on this machine, where the processes are to meet, is taken or closed "
+            f"port {env.port} on this machine, where the processes are to meet, is taken or closed "
             f"({str(error).splitlines()[0]}). "
             "Choose another: --rdzv-endpoint HOST:PORT, or MASTER_PORT with torchrun and srun."
         ) from None
-    store = PrefixStore(place.attempt, tcp)
-    keys = [f"rank {rank}" for rank in range(place.world_size)]
-    store.set(keys[place.rank], socket.gethostname())
-    deadline += 5 * (place.rank > 0)  # rank 0 speaks for all, if it is there
+    store = PrefixStore(env.attempt, tcp)
+    keys = [f"rank {rank}" for rank in range(env.world_size)]
+    store.set(keys[env.rank], socket.gethostname())
+    deadline += 5 * (env.rank > 0)  # rank 0 speaks for all, if it is there
     while not store.check(keys):
         if store.check(["missing"]):
-            raise _missing(json.loads(store.get("missing")), place, timeout)
+            raise _missing(json.loads(store.get("missing")), env, timeout)
         if time.monotonic() > deadline:
             store.set("missing", json.dumps([rank for rank, key in enumerate(keys) if not store.check([key])]))
             time.sleep(1)  # the others read it, before the store goes with this process
@@ -209,27 +209,27 @@ def _meet(place: Place, timeout: float) -> Store:
     return store
 
 
-def _await_listener(place: Place, timeout: float) -> None:
+def _await_listener(env: RankEnv, timeout: float) -> None:
     """Try until somebody listens where the ranks are to meet; torch's own tries fill the screen."""
     deadline = time.monotonic() + timeout
     while True:
         try:
-            socket.create_connection((place.address, place.port), timeout=5).close()
+            socket.create_connection((env.address, env.port), timeout=5).close()
             return
         except OSError as error:
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"nobody was found at {place.address}:{place.port} in {timeout:g} s ({error}). "
+                    f"nobody was found at {env.address}:{env.port} in {timeout:g} s ({error}). "
                     "Start the command on machine 0 too, and name it in --rdzv-endpoint as this machine can reach it; "
                     "--rdzv-timeout waits longer."
                 ) from None
         time.sleep(0.2)
 
 
-def _missing(ranks: list[int], place: Place, timeout: float) -> UserError:
-    machines = sorted({rank // place.local_size for rank in ranks})
+def _missing(ranks: list[int], env: RankEnv, timeout: float) -> UserError:
+    machines = sorted({rank // env.local_size for rank in ranks})
     error = UserError(
-        f"{place.world_size - len(ranks)} of {place.world_size} processes met at {place.address}:{place.port} "
+        f"{env.world_size - len(ranks)} of {env.world_size} processes met at {env.address}:{env.port} "
         f"in {timeout:g} s; missing: rank {', '.join(map(str, ranks))} (machine {', '.join(map(str, machines))}). "
         "Start the same command on every machine, each with its own --node-rank; --rdzv-timeout waits longer."
     )

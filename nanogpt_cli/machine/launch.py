@@ -33,7 +33,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from nanogpt_cli.errors import NanogptError, StoppedError, typed
-from nanogpt_cli.machine.rank import LAUNCHER, Launcher, Machines
+from nanogpt_cli.machine.rank_env import LAUNCHER, Launcher, Nodes
 from nanogpt_cli.machine.signals import StopSignals
 
 STRAGGLERS = 10.0  # seconds between the end of the first rank and that of the others
@@ -45,7 +45,7 @@ class RankDiedError(NanogptError):
 
 
 def launch(
-    run: str, processes: int, machines: Machines, peak: tuple[float, str] | None, say: Callable[[str], None]
+    run: str, processes: int, machines: Nodes, peak: tuple[float, str] | None, say: Callable[[str], None]
 ) -> None:
     """Run `processes` ranks on this machine to the end of the run, with at most `machines.max_restarts` restarts.
 

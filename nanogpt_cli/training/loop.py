@@ -84,7 +84,7 @@ class Training:
         self.clock.start()
         factor = self.schedule.factor(progress.step)
         self.state.optimizer.set_rates(factor)
-        stop = self.processes.several and self.signals.signum is not None
+        stop = self.processes.distributed and self.signals.signum is not None
         outcome = self.train_step(self.batches, between=self._check_signal, stop=stop, save=self.saver.minutes_are_up())
         progress.step += 1
         progress.rows += self.split.rows
@@ -94,7 +94,7 @@ class Training:
 
     def _check_signal(self) -> None:
         """One process stops at any border; several agree at the end of a step."""
-        if not self.processes.several:
+        if not self.processes.distributed:
             self.signals.check()
 
     def settle(self, leave: int = 0) -> None:
@@ -178,7 +178,7 @@ class Training:
         return self.saver.save(must=must, best=best)
 
     def _announce_stop(self, signal_name: str) -> None:
-        where = "step" if self.processes.several else "micro-step"
+        where = "step" if self.processes.distributed else "micro-step"
         self.view.warn(f"{signal_name}: stopping after this {where}, then saving. Once more stops at once.")
 
     def _save_and_stop(self, stop: StopRequested) -> None:

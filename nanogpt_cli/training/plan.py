@@ -17,13 +17,13 @@ from nanogpt_cli.machine.device import Compute, choose_compute, device_name
 from nanogpt_cli.machine.distributed import check_gpus, choose_backend
 from nanogpt_cli.machine.memory import free_memory, memory_of
 from nanogpt_cli.machine.peaks import measure_peak_flops, peak_tflops
-from nanogpt_cli.machine.rank import Place
+from nanogpt_cli.machine.rank_env import RankEnv
 from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token, memory_estimate, parameter_table
 from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.runs.checkpoint import RunProgress
 from nanogpt_cli.training.init_from import initial_architecture
 
-ALONE = Place()
+ALONE = RankEnv()
 Peak = tuple[float, str]  # FLOP/s of one device, and how it is known
 
 # below this many FLOPs a compiled model does not earn back the time it takes to compile (about a minute on a GPU)
@@ -117,7 +117,7 @@ class Plan:
         return {**tables, "derived": self.derived.to_toml()}
 
 
-def check_settings(config: Config, *, place: Place = ALONE, machines: int = 1) -> None:
+def check_settings(config: Config, *, env: RankEnv = ALONE, machines: int = 1) -> None:
     """Refuse what can be refused before the data is there: nobody wants to prepare a data set for a run that cannot be.
 
     Raises:
@@ -125,19 +125,19 @@ def check_settings(config: Config, *, place: Place = ALONE, machines: int = 1) -
     """
     from nanogpt_cli.weights.resolve import find_model
 
-    _over_ranks(config, place, machines)
-    choose_compute(config.system, config.model, local_rank=place.device_index)
+    _over_ranks(config, env, machines)
+    choose_compute(config.system, config.model, local_rank=env.device_index)
     if config.train.init_from is not None:
         find_model(config.train.init_from)
 
 
-def _over_ranks(config: Config, place: Place, machines: int) -> tuple[Config, Split]:
+def _over_ranks(config: Config, env: RankEnv, machines: int) -> tuple[Config, Split]:
     """The settings with the number of processes here, and what each process takes of a step."""
-    if place.several:  # whoever started the processes has decided how many there are
-        config = config.replace("system", gpus=place.local_size)
+    if env.distributed:  # whoever started the processes has decided how many there are
+        config = config.replace("system", gpus=env.local_size)
     gpus = config.system.gpus
-    check_gpus(config.system, gpus, place.device_index if place.several else gpus - 1)
-    return config, split_rows(config, place.world_size if place.several else gpus * machines)
+    check_gpus(config.system, gpus, env.device_index if env.distributed else gpus - 1)
+    return config, split_rows(config, env.world_size if env.distributed else gpus * machines)
 
 
 def compute_for(config: Config, device_index: int = 0) -> Compute:
@@ -151,7 +151,7 @@ def plan_run(
     layered: Layered,
     run_path: Path,
     *,
-    place: Place = ALONE,
+    env: RankEnv = ALONE,
     machines: int = 1,
     makes_run: bool = True,
     resume_point: ResumePoint | None = None,
@@ -163,7 +163,7 @@ def plan_run(
     """Work out a run from its settings: open the data, choose the machine's part, derive the rest; makes nothing.
 
     Args:
-        place: of this process, if it is one of several already.
+        env: of this process, if it is one of several already.
         machines: on which the run's processes are to be launched.
         resume_point: where the run goes on; its schedule and architecture are those of the settings.
         eval_windows: of a resumed run; a new run's follow from the settings.
@@ -173,7 +173,7 @@ def plan_run(
     Raises:
         UserError: the settings do not go with the data, the machine, or each other.
     """
-    config, split = _over_ranks(layered.config, place, machines)
+    config, split = _over_ranks(layered.config, env, machines)
     token_dtype, tokenizer = config.data.token_dtype, config.data.tokenizer
     data_set = open_data_set(data_folder(config), token_dtype=token_dtype, tokenizer=tokenizer, progress=progress)
     config = config.replace("data", data_dir=str(data_set.folder))  # absolute: resume works from any folder
@@ -187,7 +187,7 @@ def plan_run(
         derived.note("vocab_size", rows, data_set.vocab_source if rows == data_set.vocab_size else "as at the start")
         config = config.replace("model", vocab_size=rows)
     check_fits(data_set, config.model.block_size, config.model.vocab_size)
-    compute = compute_for(config, place.device_index)
+    compute = compute_for(config, env.device_index)
     for key, reason in compute.reasons.items():
         derived.note(key, compute.dtype_name if key == "dtype" else str(getattr(compute, key)), reason)
     plan = Plan(
@@ -204,7 +204,7 @@ def plan_run(
         weights_from=weights_from,
         notes=(),
         warnings=(),
-        peak=place.launcher.peak if place.launcher else find_peak(config, compute),
+        peak=env.launcher.peak if env.launcher else find_peak(config, compute),
     )
     sharding_notes, sharding_warnings = _check_sharding(plan)
     return dataclasses.replace(
@@ -214,7 +214,7 @@ def plan_run(
     )
 
 
-def plan_of_rank(plan: Plan, place: Place) -> Plan:
+def plan_of_rank(plan: Plan, env: RankEnv) -> Plan:
     """Rank 0's plan for another rank: its own device, and the data as it lies on its machine.
 
     Raises:
@@ -226,8 +226,8 @@ def plan_of_rank(plan: Plan, place: Place) -> Plan:
     )
     if differs := difference(told.fingerprint(), data_set.fingerprint()):
         raise UserError(f"{data_set.folder} holds other data than on machine 0: {differs}.")
-    check_gpus(config.system, place.local_size, place.device_index)
-    device = compute_for(config, place.device_index).device
+    check_gpus(config.system, env.local_size, env.device_index)
+    device = compute_for(config, env.device_index).device
     return dataclasses.replace(plan, data_set=data_set, compute=dataclasses.replace(plan.compute, device=device))
 
 

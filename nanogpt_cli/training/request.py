@@ -8,7 +8,7 @@ from nanogpt_cli.config.layers import Layer, Layered, Rank, combine
 from nanogpt_cli.config.schema import settings
 from nanogpt_cli.data.text.prepare import ensure_prepared
 from nanogpt_cli.errors import UserError
-from nanogpt_cli.machine.rank import Place
+from nanogpt_cli.machine.rank_env import RankEnv
 from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.runs.directory import RUNS, RunDirectory, new_run_path, read_config, refuse_existing
 from nanogpt_cli.training.init_from import yields
@@ -35,7 +35,7 @@ class TrainRequest:
         """How many to launch on each machine."""
         return combine(*self.layers).config.system.gpus
 
-    def plan(self, progress: Progress = QUIET, *, place: Place = ALONE, machines: int = 1) -> Plan:
+    def plan(self, progress: Progress = QUIET, *, env: RankEnv = ALONE, machines: int = 1) -> Plan:
         """Check the settings, prepare the data set where that can be done, name the run, and work it out.
 
         Raises:
@@ -45,17 +45,17 @@ class TrainRequest:
         if self.run is not None and not self.or_resume:
             refuse_existing(self.run)
         if not self.or_resume:  # a run that goes on does not need what it was started from
-            check_settings(layered.config, place=place, machines=machines)
+            check_settings(layered.config, env=env, machines=machines)
         if layered.config.data.data_dir is None:
             name = ensure_prepared(layered.config.data.dataset, progress=progress)
             layered = replace(layered, config=layered.config.replace("data", dataset=name))
         path = self.run or RUNS / run_name(self.layers, layered)
         if self.or_resume and RunDirectory(path).config.exists():
             changes = _changes(path, layered)
-            return plan_resume(str(path), changes, place=place, machines=machines, progress=progress)
+            return plan_resume(str(path), changes, env=env, machines=machines, progress=progress)
         if self.run is None and not self.or_resume:
             path = new_run_path(path.parent, path.name)
-        return plan_run(layered, path, place=place, machines=machines, progress=progress)
+        return plan_run(layered, path, env=env, machines=machines, progress=progress)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ResumeRequest:
         """How many to launch on each machine."""
         return combine(Layer(self.word, read_config(find_run(self.word))), self.changes).config.system.gpus
 
-    def plan(self, progress: Progress = QUIET, *, place: Place = ALONE, machines: int = 1) -> Plan:
+    def plan(self, progress: Progress = QUIET, *, env: RankEnv = ALONE, machines: int = 1) -> Plan:
         """Work out how the run goes on.
 
         Raises:
@@ -84,7 +84,7 @@ class ResumeRequest:
             self.changes,
             checkpoint=self.checkpoint,
             new_run=self.new_run,
-            place=place,
+            env=env,
             machines=machines,
             progress=progress,
         )

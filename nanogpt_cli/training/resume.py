@@ -11,7 +11,7 @@ from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.schema import Config
 from nanogpt_cli.data.tokens.files import difference
 from nanogpt_cli.errors import UserError, typed
-from nanogpt_cli.machine.rank import Place
+from nanogpt_cli.machine.rank_env import RankEnv
 from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.runs.checkpoint import (
     Checkpoint,
@@ -35,7 +35,7 @@ def plan_resume(
     *,
     checkpoint: Path | None = None,
     new_run: Path | None = None,
-    place: Place = ALONE,
+    env: RankEnv = ALONE,
     machines: int = 1,
     progress: Progress = QUIET,
 ) -> Plan:
@@ -46,7 +46,7 @@ def plan_resume(
         changes: settings given on the command line.
         checkpoint: fork from this file instead of the last state; needs `new_run`.
         new_run: continue there and leave the old run as it is.
-        place, machines, progress: as for `plan_run`.
+        env, machines, progress: as for `plan_run`.
 
     Raises:
         UserError: nothing to go on from, or a change that a run cannot take.
@@ -58,7 +58,7 @@ def plan_resume(
         _refuse_fixed(combine(source.settings).config, layered.config, f"{run_path} was started with")
         note = "there is no checkpoint yet: starting at step 0"
         return plan_run(
-            layered, run_path, place=place, machines=machines, makes_run=makes_run, notes=(note,), progress=progress
+            layered, run_path, env=env, machines=machines, makes_run=makes_run, notes=(note,), progress=progress
         )
     before = combine(Layer(str(source.path), saved["config"])).config
     _refuse_fixed(before, layered.config, f"{source.path} was trained with")
@@ -72,7 +72,7 @@ def plan_resume(
     plan = plan_run(
         layered,
         run_path,
-        place=place,
+        env=env,
         machines=machines,
         makes_run=makes_run,
         resume_point=ResumePoint(source.path, done, saved["layout"], before.model.vocab_size or 0),

@@ -25,7 +25,7 @@ from typing import NoReturn
 from nanogpt_cli.errors import NanogptError, StoppedError
 from nanogpt_cli.machine.device import keep_freed_memory
 from nanogpt_cli.machine.distributed import ALONE, Processes, join, lost_contact
-from nanogpt_cli.machine.rank import Machines, Place, find_place
+from nanogpt_cli.machine.rank_env import Nodes, RankEnv, read_rank_env
 from nanogpt_cli.progress import Progress
 from nanogpt_cli.runs.recovery import newest_state
 from nanogpt_cli.training.plan import Peak, Plan, plan_of_rank
@@ -38,7 +38,7 @@ Request = TrainRequest | ResumeRequest
 
 def run(
     request: Request,
-    machines: Machines,
+    machines: Nodes,
     *,
     dry_run: bool,
     progress: AbstractContextManager[Progress],
@@ -59,9 +59,9 @@ def run(
     Raises:
         NanogptError: see `start` and `launch`.
     """
-    place = find_place()
-    if place.several:
-        return _as_rank(place, request, machines, dry_run, progress, show)
+    env = read_rank_env()
+    if env.distributed:
+        return _as_rank(env, request, machines, dry_run, progress, show)
     if machines.number > 0 and not dry_run:  # machine 0 plans
         launch_ranks("RUN", request.processes(), machines, None, say)
         return None
@@ -77,7 +77,7 @@ def run(
     return plan, _as_launcher(plan, machines, say)
 
 
-def _as_launcher(plan: Plan, machines: Machines, say: Callable[[str], None]) -> Outcome:
+def _as_launcher(plan: Plan, machines: Nodes, say: Callable[[str], None]) -> Outcome:
     with open_run(plan) as opened:
         pass  # it is complete; rank 0 takes the lock from here
     launch_ranks(str(opened.path), plan.split.world_size // machines.count, machines, plan.peak, say)
@@ -86,7 +86,7 @@ def _as_launcher(plan: Plan, machines: Machines, say: Callable[[str], None]) -> 
     return Outcome(opened, newest["step"], newest["progress"]["best_loss"])
 
 
-def launch_ranks(run: str, count: int, machines: Machines, peak: Peak | None, say: Callable[[str], None]) -> None:
+def launch_ranks(run: str, count: int, machines: Nodes, peak: Peak | None, say: Callable[[str], None]) -> None:
     """`launch`, whose module a lone process need not import."""
     from nanogpt_cli.machine.launch import launch
 
@@ -94,19 +94,19 @@ def launch_ranks(run: str, count: int, machines: Machines, peak: Peak | None, sa
 
 
 def _as_rank(
-    place: Place,
+    env: RankEnv,
     request: Request,
-    machines: Machines,
+    machines: Nodes,
     dry_run: bool,
     progress: AbstractContextManager[Progress],
     show: Callable[[Plan], None],
 ) -> tuple[Plan, Outcome] | None:
     processes, plan, outcome = ALONE, None, None
-    _end_with(place.launcher.pid if place.launcher else os.getppid())
+    _end_with(env.launcher.pid if env.launcher else os.getppid())
     try:
-        processes = join(place, place.launcher.machines.timeout if place.launcher else machines.timeout)
+        processes = join(env, env.launcher.machines.timeout if env.launcher else machines.timeout)
         with contextlib.ExitStack() as stack:
-            plan = _common_plan(place, processes, request, dry_run, progress, show, stack)
+            plan = _common_plan(env, processes, request, dry_run, progress, show, stack)
             if not dry_run:
                 if plan.compute.device.type == "cpu":
                     keep_freed_memory()
@@ -115,16 +115,16 @@ def _as_rank(
     except Exception as error:
         if isinstance(error, NanogptError) and error.shared:
             processes.leave()  # rank 0 may have things to close yet
-        _tell(place, error)
+        _tell(env, error)
     except KeyboardInterrupt:
         sys.exit(130)  # before training began; whoever launched us says so
-    if place.launcher:
+    if env.launcher:
         _end(0)  # the launcher has the last word
     return (plan, outcome) if outcome and processes.main else None
 
 
 def _common_plan(
-    place: Place,
+    env: RankEnv,
     processes: Processes,
     request: Request,
     dry_run: bool,
@@ -138,8 +138,8 @@ def _common_plan(
     if processes.main:
         try:
             with progress as planning:
-                plan = request.plan(planning, place=place)
-            if not place.launcher:  # which has shown it
+                plan = request.plan(planning, env=env)
+            if not env.launcher:  # which has shown it
                 show(plan)
             if not dry_run:
                 stack.enter_context(open_run(plan))
@@ -150,7 +150,7 @@ def _common_plan(
     assert common is not None
     if not processes.main:
         try:
-            common = plan_of_rank(common, place)
+            common = plan_of_rank(common, env)
         except NanogptError as error:
             problem = error
     processes.agree(problem)
@@ -170,22 +170,22 @@ def _end_with(parent: int) -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def _tell(place: Place, error: Exception) -> NoReturn:
+def _tell(env: RankEnv, error: Exception) -> NoReturn:
     """End this rank so that the user hears of `error` once: from our launcher if it lives, else from here."""
     lost = lost_contact(error)
     code = error.exit_code if isinstance(error, NanogptError) else 1
     shared = isinstance(error, NanogptError) and error.shared
     if isinstance(error, NanogptError):
-        text = str(error) if shared or place.rank == 0 else f"rank {place.rank}: {error}"
+        text = str(error) if shared or env.rank == 0 else f"rank {env.rank}: {error}"
     elif lost:
-        text = f"rank {place.rank} lost contact with another, whose own error says more ({str(error).split('. ')[0]})"
+        text = f"rank {env.rank} lost contact with another, whose own error says more ({str(error).split('. ')[0]})"
     else:
-        text = f"rank {place.rank} failed:\n{traceback.format_exc()}"
-    if place.launcher is not None and os.getppid() == place.launcher.pid:
+        text = f"rank {env.rank} failed:\n{traceback.format_exc()}"
+    if env.launcher is not None and os.getppid() == env.launcher.pid:
         now, crash = time.time(), not isinstance(error, NanogptError)
         record = {"message": text, "exit_code": code, "crash": crash, "lost": lost, "time": now, "timestamp": int(now)}
         Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(record), encoding="utf-8")
-    elif place.rank == 0:
+    elif env.rank == 0:
         raise error
     elif not shared and not isinstance(error, StoppedError):
         print(f"error: {text}", file=sys.stderr, flush=True)

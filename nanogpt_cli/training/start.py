@@ -234,7 +234,7 @@ def _first_state(plan: Plan, run: RunDirectory, processes: Processes, lasting: d
         return build_state(config, compute, processes, weights=weights, lasting=lasting)
     state = build_state(config, compute, processes, weights={}, lasting=lasting)
     # a mapped file and its copy would be in memory together: where nobody shares it, keep the tensors that were read
-    adopt = compute.device.type == "cpu" and not processes.several
+    adopt = compute.device.type == "cpu" and not processes.distributed
     saved = load_training_state(run.checkpoint, mmap=not adopt)
     state.restore({**saved, "progress": asdict(plan.resume_point.progress)}, str(plan.resume_point.path), adopt=adopt)
     return state
@@ -259,7 +259,7 @@ def layout(plan: Plan, processes: Processes) -> dict[str, Any]:
         "compile": plan.compute.compile,
         "torch": str(torch.__version__),
     }
-    if processes.several:
+    if processes.distributed:
         found["parallel"] = plan.config.system.parallel
     if plan.compute.device.type == "cpu":
         found["threads"] = torch.get_num_threads()

@@ -18,7 +18,7 @@ from nanogpt_cli.config.schema import SystemSettings
 from nanogpt_cli.errors import NanogptError, NonFiniteError, UserError
 from nanogpt_cli.files import DiskFullError
 from nanogpt_cli.machine.distributed import Processes, check_gpus, choose_backend, join, lost_contact
-from nanogpt_cli.machine.rank import LAUNCHER, Launcher, Machines, Place, find_place, first_host, split_endpoint
+from nanogpt_cli.machine.rank_env import LAUNCHER, Launcher, Nodes, RankEnv, first_host, read_rank_env, split_endpoint
 from nanogpt_cli.training import loop, saving
 from nanogpt_cli.training.plan import plan_run
 from tests.ranks import free_port, ranks, train
@@ -46,21 +46,23 @@ SRUN = {
 
 
 def test_a_lone_process() -> None:
-    assert find_place({}) == Place()
-    assert not find_place({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}).several  # a batch script
-    assert not find_place({"RANK": "0"}).several
+    assert read_rank_env({}) == RankEnv()
+    assert not read_rank_env(
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}
+    ).distributed  # a batch script
+    assert not read_rank_env({"RANK": "0"}).distributed
 
 
 def test_torchrun() -> None:
-    assert find_place(TORCHRUN) == Place(5, 4, 8, 1, "node1", 4321, True, "2")
+    assert read_rank_env(TORCHRUN) == RankEnv(5, 4, 8, 1, "node1", 4321, True, "2")
 
 
 def test_srun() -> None:
-    place = find_place(SRUN)
-    assert place == Place(9, 8, 16, 1, "gpu007", 20000 + 12345, False, "3-")
-    own_gpu = find_place({**SRUN, "CUDA_VISIBLE_DEVICES": "3"})
+    env = read_rank_env(SRUN)
+    assert env == RankEnv(9, 8, 16, 1, "gpu007", 20000 + 12345, False, "3-")
+    own_gpu = read_rank_env({**SRUN, "CUDA_VISIBLE_DEVICES": "3"})
     assert own_gpu.device_index == 0
-    named = find_place({**SRUN, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "7777"})
+    named = read_rank_env({**SRUN, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "7777"})
     assert (named.address, named.port) == ("10.0.0.1", 7777)
 
 
@@ -87,16 +89,16 @@ def test_srun() -> None:
 )
 def test_half_set_variables_are_refused_by_name(environ: dict[str, str], name: str) -> None:
     with pytest.raises(UserError, match=rf"^{name} is "):
-        find_place(environ)
+        read_rank_env(environ)
 
 
 def test_a_worker_of_our_launcher_on_the_second_machine() -> None:
-    launcher = Launcher(pid=77, machines=Machines(2, 1, "node1:2000", 33.0), attempt="1")
+    launcher = Launcher(pid=77, machines=Nodes(2, 1, "node1:2000", 33.0), attempt="1")
     local = {**TORCHRUN, "RANK": "1", "WORLD_SIZE": "4", LAUNCHER: launcher.to_environment()}
-    place = find_place(local)
-    assert (place.rank, place.device_index, place.world_size) == (5, 1, 8)
-    assert (place.address, place.port, place.agent_store, place.attempt) == ("node1", 2000, False, "1")
-    assert place.launcher == launcher
+    env = read_rank_env(local)
+    assert (env.rank, env.device_index, env.world_size) == (5, 1, 8)
+    assert (env.address, env.port, env.agent_store, env.attempt) == ("node1", 2000, False, "1")
+    assert env.launcher == launcher
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_endpoints_with_colons_and_without_sense() -> None:
 )
 def test_machine_flags_that_do_not_go_together(flags: tuple[Any, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Machines(*flags)
+        Nodes(*flags)
 
 
 def fake_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
@@ -189,13 +191,13 @@ def test_accumulation_that_does_not_divide_takes_smaller_micro_batches(runs: Run
 
 def test_who_started_the_processes_decides_their_number(runs: Runner) -> None:
     flags = {key: str(value) for key, value in runs.settings(gpus=7).items()}
-    plan = plan_run(combine(flag_layer(flags)), runs.root / "run", place=Place(1, 2, 4))
+    plan = plan_run(combine(flag_layer(flags)), runs.root / "run", env=RankEnv(1, 2, 4))
     assert plan.config.system.gpus == 2
     assert plan.split.world_size == 4
 
 
-def place(rank: int, count: int, port: int, **changes: Any) -> Place:
-    return Place(rank, 1, count, rank, "127.0.0.1", port, **changes)
+def env_of(rank: int, count: int, port: int, **changes: Any) -> RankEnv:
+    return RankEnv(rank, 1, count, rank, "127.0.0.1", port, **changes)
 
 
 def test_missing_ranks_are_named_in_time() -> None:
@@ -204,7 +206,7 @@ def test_missing_ranks_are_named_in_time() -> None:
 
     def attempt(rank: int) -> None:
         try:
-            join(place(rank, 4, port), 2.0)
+            join(env_of(rank, 4, port), 2.0)
         except UserError as error:
             found.append((rank, str(error), error.shared))
 
@@ -222,7 +224,7 @@ def test_missing_ranks_are_named_in_time() -> None:
 
 def test_nobody_at_the_endpoint() -> None:
     with pytest.raises(UserError, match=r"nobody was found at 127.0.0.1:\d+ in 0.5 s .*Connection refused"):
-        join(place(1, 2, free_port()), 0.5)
+        join(env_of(1, 2, free_port()), 0.5)
 
 
 def test_a_busy_port_is_named() -> None:
@@ -231,7 +233,7 @@ def test_a_busy_port_is_named() -> None:
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} on this machine.*is taken.*--rdzv-endpoint"):
-            join(place(0, 2, port), 5)
+            join(env_of(0, 2, port), 5)
 
 
 def test_one_process_needs_nobody() -> None:
@@ -245,7 +247,7 @@ def test_one_process_needs_nobody() -> None:
 
 
 def meeting(problem_of: int | None) -> tuple[Any, str, bool]:
-    processes = join(find_place(), 30)
+    processes = join(read_rank_env(), 30)
     told = processes.from_main({"rank": processes.rank})
     total = processes.sum(torch.tensor([1.0, float(processes.rank)])).tolist()
     message, shared = "", False
@@ -271,7 +273,7 @@ def test_ranks_talk_and_agree() -> None:
 
 def dying(rank: int) -> str:
     """What rank 0 is told when another is gone."""
-    processes = join(find_place(), 30)
+    processes = join(read_rank_env(), 30)
     if processes.rank == rank:
         os._exit(0)
     try:
@@ -288,7 +290,7 @@ def test_a_rank_that_is_gone_is_told_from_an_error_of_ones_own() -> None:
 
 def parting() -> bool:
     """Whether a group is left on rank 0, whose partner went without a word."""
-    processes = join(find_place(), 30)
+    processes = join(read_rank_env(), 30)
     if processes.rank == 1:
         os._exit(0)
     processes.leave()

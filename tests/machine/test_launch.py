@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from nanogpt_cli.errors import NanogptError, StoppedError, UserError
-from nanogpt_cli.machine.rank import Machines
+from nanogpt_cli.machine.rank_env import Nodes
 from tests import faulty
 from tests.ranks import as_srun, free_port, ranks, resume, train
 from tests.runner import Runner, same_weights
@@ -45,7 +45,7 @@ class Lab:
     def faults(self, *faults: list[Any]) -> None:
         self.patch.setattr(sys, "executable", faulty.faulty_python(self.folder, list(faults)))
 
-    def train(self, name: str, machines: Machines = Machines(), **changes: Any) -> Any:  # noqa: B008
+    def train(self, name: str, machines: Nodes = Nodes(), **changes: Any) -> Any:  # noqa: B008
         wanted = self.runs.settings(**{"gpus": 2, "batch_size": 4, **changes})
         return train(wanted, self.run(name), machines=machines, say=self.said.append)
 
@@ -127,7 +127,7 @@ def test_a_rank_that_raises_is_heard_once_and_the_run_goes_on(lab: Lab, capfd: p
 
 def test_a_killed_rank_and_a_restart_from_the_last_checkpoint(lab: Lab) -> None:
     lab.faults(["kill_once", 1, 6])
-    assert lab.train("run", Machines(max_restarts=1), save_interval=4) == 8
+    assert lab.train("run", Nodes(max_restarts=1), save_interval=4) == 8
     assert len(lab.said) == 1
     assert lab.said[0].startswith("rank 1 was killed by SIGKILL (the system does that when memory runs out).")
     assert "Restart 1 of 1" in lab.said[0]
@@ -161,7 +161,7 @@ def test_a_second_signal_ends_at_once(lab: Lab) -> None:
 def test_a_mistake_only_one_rank_sees_keeps_its_exit_code(lab: Lab) -> None:
     lab.faults(["mistake", 1, 2])
     with pytest.raises(NanogptError) as caught:
-        lab.train("run", Machines(max_restarts=3))
+        lab.train("run", Nodes(max_restarts=3))
     assert (caught.value.exit_code, str(caught.value)) == (2, "rank 1: a mistake for the test")
 
 
@@ -190,7 +190,7 @@ def test_a_killed_launcher_takes_its_ranks_along_and_the_run_is_saved(lab: Lab) 
 
 
 def test_joining_ends_in_time_naming_the_missing_machine(lab: Lab) -> None:
-    machines = Machines(2, 0, f"127.0.0.1:{free_port()}", timeout=2)
+    machines = Nodes(2, 0, f"127.0.0.1:{free_port()}", timeout=2)
     with pytest.raises(NanogptError, match=r"1 of 2 processes met .*missing: rank 1 \(machine 1\)") as caught:
         lab.train("run", machines, gpus=1)
     assert caught.value.exit_code == UserError.exit_code

@@ -14,7 +14,7 @@ import torch
 from nanogpt_cli.cli.report import plan_rows
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.machine.distributed import gradient_sync, join
-from nanogpt_cli.machine.rank import find_place
+from nanogpt_cli.machine.rank_env import read_rank_env
 from nanogpt_cli.machine.sharding import full_tensor, local_rows, to_local
 from tests.ranks import ranks, recorded, resume, train
 from tests.runner import Runner, same_weights
@@ -240,7 +240,7 @@ def chunks_fit_together() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    processes = join(find_place(), 30)
+    processes = join(read_rank_env(), 30)
     whole_tensor = torch.arange(8.0).view(2, 4)
     mesh = init_device_mesh("cpu", (3,))
     sharded = distribute_tensor(whole_tensor.clone(), mesh, [Shard(0)])
@@ -254,7 +254,7 @@ def chunks_fit_together() -> None:
 
 def gradients(correct: bool) -> list[float]:
     """Of two ranks' four micro-batches, gradients synchronised in the last; the wrong way looks at backward alone."""
-    processes = join(find_place(), 30)
+    processes = join(read_rank_env(), 30)
     torch.manual_seed(0)
     bare = torch.nn.Linear(3, 1, bias=False)
     model = torch.nn.parallel.DistributedDataParallel(bare)

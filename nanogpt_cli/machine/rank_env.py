@@ -19,7 +19,7 @@ LONGEST_TIMEOUT = 7 * 86400.0  # seconds; torch cannot count much further
 
 
 @dataclass(frozen=True)
-class Machines:
+class Nodes:
     """Where the processes of a run are started: the launch flags of train and resume.
 
     Raises:
@@ -57,7 +57,7 @@ class Launcher:
     """What our launcher tells its workers."""
 
     pid: int
-    machines: Machines
+    machines: Nodes
     attempt: str  # different for every launch, the same on all machines
     peak: tuple[float, str] | None = None  # FLOP/s of one device and how it is known
 
@@ -66,7 +66,7 @@ class Launcher:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankEnv:
     """This process among `world_size`; rank 0 writes, prints and decides by the clock."""
 
     rank: int = 0
@@ -80,13 +80,13 @@ class Place:
     launcher: Launcher | None = None
 
     @property
-    def several(self) -> bool:
+    def distributed(self) -> bool:
         """Whether this process is a rank among others."""
         return self.world_size > 1
 
 
-def find_place(environ: Mapping[str, str] = os.environ) -> Place:
-    """This process's place.
+def read_rank_env(environ: Mapping[str, str] = os.environ) -> RankEnv:
+    """What the environment says of this process.
 
     torchrun sets RANK, LOCAL_RANK, WORLD_SIZE and the like; srun sets SLURM_STEP_NUM_TASKS (which a batch script
     itself, or a shell in an allocation, does not have).
@@ -98,7 +98,7 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
         return _of_torch(environ)
     if _number(environ, "SLURM_STEP_NUM_TASKS", 1) > 1:
         return _of_slurm(environ)
-    return Place()
+    return RankEnv()
 
 
 def _number(
@@ -118,7 +118,7 @@ def _unusable(environ: Mapping[str, str], name: str, needed: str) -> UserError:
     )
 
 
-def _of_torch(environ: Mapping[str, str]) -> Place:
+def _of_torch(environ: Mapping[str, str]) -> RankEnv:
     world_size = _number(environ, "WORLD_SIZE", low=1)
     local_size = _number(environ, "LOCAL_WORLD_SIZE", 1, low=1, high=world_size)
     rank, local_rank = (
@@ -134,7 +134,7 @@ def _of_torch(environ: Mapping[str, str]) -> Place:
         address, port = split_endpoint(launcher.machines.endpoint)
         agent_store = False
     attempt = launcher.attempt if launcher else environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Place(rank, local_size, world_size, local_rank, address, port, agent_store, attempt, launcher)
+    return RankEnv(rank, local_size, world_size, local_rank, address, port, agent_store, attempt, launcher)
 
 
 def _launcher(environ: Mapping[str, str]) -> Launcher | None:
@@ -142,12 +142,12 @@ def _launcher(environ: Mapping[str, str]) -> Launcher | None:
         return None
     try:
         told = json.loads(environ[LAUNCHER])
-        return Launcher(**{**told, "machines": Machines(**told["machines"])})
+        return Launcher(**{**told, "machines": Nodes(**told["machines"])})
     except (ValueError, TypeError, KeyError):
         raise _unusable(environ, LAUNCHER, "what our own launcher sets") from None
 
 
-def _of_slurm(environ: Mapping[str, str]) -> Place:
+def _of_slurm(environ: Mapping[str, str]) -> RankEnv:
     world_size = _number(environ, "SLURM_STEP_NUM_TASKS", low=1)
     job = _number(environ, "SLURM_JOB_ID", 0, high=10**9)
     local_rank = _number(environ, "SLURM_LOCALID", high=world_size - 1)
@@ -155,7 +155,7 @@ def _of_slurm(environ: Mapping[str, str]) -> Place:
     if tasks is None:
         raise _unusable(environ, "SLURM_STEP_TASKS_PER_NODE", "the number of tasks on each machine, such as 8(x2),")
     visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return Place(
+    return RankEnv(
         rank=_number(environ, "SLURM_PROCID", high=world_size - 1),
         local_size=int(tasks[0]),
         world_size=world_size,
