@@ -23,6 +23,27 @@ MODERN: dict[str, Any] = {  # every switch that makes a model something else tha
     "tie_weights": False,
     "logit_softcap": 15.0,
 }
+LLAMA: dict[str, Any] = {  # with every size another than the default
+    "n_head": 4,
+    "n_kv_head": 2,
+    "head_dim": 6,
+    "n_inner": 20,
+    "bias": False,
+    "activation": "swiglu",
+    "position": "rotary",
+    "rope_theta": 500.0,
+    "norm": "rmsnorm",
+    "norm_eps": 1e-5,
+    "tie_weights": False,
+}
+QWEN3: dict[str, Any] = {
+    **LLAMA,
+    "n_kv_head": 1,
+    "n_inner": None,
+    "qk_norm": True,
+    "qk_gain": True,
+    "tie_weights": True,
+}
 
 
 def random_weights(settings: ModelSettings, seed: int = 0, scale: float = 0.3) -> dict[str, torch.Tensor]:

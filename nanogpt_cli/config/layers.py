@@ -156,12 +156,8 @@ def _contradictions(config: Config, origins: Mapping[str, Layer]) -> list[str]:
         files = [origins[key].origin for key in keys if key in origins and origins[key].origin != FLAG]
         found.append(f"{files[0]}: {text}" if files else text)
 
-    if m.n_embd % m.n_head:
-        text = f"n_embd = {m.n_embd} is not divisible by n_head = {m.n_head}: every head needs the same width."
-        problem(("n_embd", "n_head"), text)
-    elif m.position == "rotary" and (m.n_embd // m.n_head) % 2:
-        text = f"rotary positions need an even head width; n_embd / n_head = {m.n_embd // m.n_head}."
-        problem(("n_embd", "n_head"), text)
+    for keys, text in m.contradictions():
+        problem(keys, text)
     if o.min_lr is not None and o.min_lr > o.learning_rate:
         text = f"min_lr = {o.min_lr:g} is above learning_rate = {o.learning_rate:g}: the rate would rise. "
         problem(("min_lr", "learning_rate"), text + "Lower --min-lr, or leave it out (learning_rate / 10).")

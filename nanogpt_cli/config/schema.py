@@ -35,16 +35,78 @@ class ModelSettings(Section):
     vocab_size: int | None = fixed(
         None, "Rows of the token table", derived="the data set's; 50,304 for GPT-2's BPE", ge=1
     )
+    n_kv_head: int | None = fixed(None, "Heads of keys and values, shared by groups of queries", derived="n_head", ge=1)
+    head_dim: int | None = fixed(None, "Width of a head", derived="n_embd / n_head", ge=1)
+    n_inner: int | None = fixed(
+        None, "Width of the MLP", derived="4 n_embd; swiglu: 8/3 n_embd, up to a multiple of 64", ge=1
+    )
     bias: bool = fixed(True, "Biases in linear layers and norms")
     dropout: float = setting(0.0, "Dropout probability", ge=0, lt=1)
-    activation: Literal["gelu_tanh", "gelu", "relu2"] = fixed("gelu_tanh", "Activation of the MLP")
+    activation: Literal["gelu_tanh", "gelu", "relu2", "swiglu"] = fixed("gelu_tanh", "Activation of the MLP")
     position: Literal["learned", "rotary"] = fixed("learned", "Position encoding")
+    rope_theta: float | None = fixed(
+        None,
+        "Rotary: base of the frequencies, all pairs turned as in Llama",
+        derived="half the pairs, 1 to 1/1024",
+        gt=1,
+    )
     norm: Literal["layernorm", "rmsnorm"] = fixed("layernorm", "Normalisation")
+    norm_eps: float | None = fixed(
+        None, "Added to the variance in norms", derived="layernorm: 1e-5, rmsnorm: 1e-6", gt=0
+    )
     qk_norm: bool = fixed(False, "Normalise queries and keys of every head")
+    qk_gain: bool = fixed(False, "With qk_norm: trained gains and the plain scale, as in Qwen3")
     embed_norm: bool = fixed(False, "Normalise the embedding before the first block")
     tie_weights: bool = fixed(True, "Share the token table with the output head")
     zero_init: bool = fixed(False, "Start the projections back into the residual stream (and an untied head) at zero")
     logit_softcap: float = fixed(0.0, "Bound logits smoothly to +-this value; 0 is off", ge=0)
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_kv_head or self.n_head
+
+    @property
+    def head_width(self) -> int:
+        return self.head_dim or self.n_embd // self.n_head
+
+    @property
+    def inner_width(self) -> int:
+        if (
+            self.n_inner is None and self.activation == "swiglu"
+        ):  # three matrices with as many weights as two of 4 n_embd
+            return -(-8 * self.n_embd // 3 // 64) * 64
+        return self.n_inner or 4 * self.n_embd
+
+    @property
+    def eps(self) -> float:
+        return self.norm_eps or (1e-5 if self.norm == "layernorm" else 1e-6)
+
+    def contradictions(self) -> list[tuple[tuple[str, ...], str]]:
+        """What is fine alone and wrong together: the settings, and what is wrong with them."""
+        cases = [
+            (
+                self.head_dim is None and self.n_embd % self.n_head != 0,
+                ("n_embd", "n_head"),
+                f"n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}: every head needs the same width",
+            ),
+            (
+                self.n_head % self.kv_heads != 0,
+                ("n_head", "n_kv_head"),
+                f"n_head = {self.n_head} is not divisible by n_kv_head = {self.kv_heads}: all groups are of one size",
+            ),
+            (
+                self.position == "rotary" and self.head_width % 2 != 0,
+                ("n_embd", "n_head", "head_dim"),
+                f"rotary positions need an even head width; it is {self.head_width}",
+            ),
+            (
+                self.position != "rotary" and self.rope_theta is not None,
+                ("rope_theta", "position"),
+                f"rope_theta = {self.rope_theta} belongs to position = rotary",
+            ),
+            (self.qk_gain and not self.qk_norm, ("qk_gain", "qk_norm"), "qk_gain = true belongs to qk_norm = true"),
+        ]
+        return [(keys, f"{text}.") for wrong, keys, text in cases if wrong]
 
 
 @dataclass(frozen=True, kw_only=True)

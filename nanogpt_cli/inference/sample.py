@@ -143,9 +143,8 @@ def write_samples(
 
 def _check_room(loaded: LoadedModel, num_samples: int, length: int) -> None:
     c, there = loaded.model.config, memory_of(loaded.model.wte.weight.device)
-    needed = (
-        num_samples * min(length, c.block_size) * c.n_layer * c.n_embd * 2 * 2
-    )  # keys and values, at least 16 bits each
+    # keys and values, at least 16 bits each
+    needed = num_samples * min(length, c.block_size) * c.n_layer * c.kv_heads * c.head_width * 2 * 2
     if there is not None and needed > there:
         raise UserError(
             f"--num-samples {num_samples}: the keys and values of so many take {needed / 2**30:,.1f} GiB, "

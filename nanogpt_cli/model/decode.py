@@ -58,7 +58,7 @@ def frozen_copy(model: GPT, dtype: torch.dtype) -> GPT:
 
 
 class LayerCache:
-    """Keys and values of one layer: rows x heads x capacity x width, filled from the front."""
+    """Keys and values of one layer: (rows, nkv, capacity, hs), filled from the front."""
 
     def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
         self.k = torch.zeros(shape, dtype=dtype, device=device)
@@ -67,7 +67,7 @@ class LayerCache:
         self.place: Tensor | None = None  # where a captured step writes, (1,) int64; then `length` is not used
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Take k, v (rows, nh, T, hs); returns those of all positions, and attn_mask (1, capacity) if not all count."""
+        """Take k, v (rows, nkv, T, hs); returns all, and attn_mask (1, capacity) if some do not count."""
         if self.place is not None:
             self.k.index_copy_(2, self.place, k)
             self.v.index_copy_(2, self.place, v)
@@ -108,7 +108,7 @@ class Decoder:
     def prefill(self, tokens: Tensor, rows: int, capacity: int) -> Tensor:
         """As `logits`, keeping keys and values for up to `capacity` positions; one row may stand for all `rows`."""
         config = self.model.config
-        shape = (rows, config.n_head, capacity, config.n_embd // config.n_head)
+        shape = (rows, config.kv_heads, capacity, config.head_width)
         if not self.layers or self.layers[0].k.shape != shape:
             # a CPU attends twice as fast in float32
             dtype = torch.float32 if self.device.type == "cpu" else self.dtype

@@ -1,8 +1,9 @@
 """The GPT: GPT-2 by default, every later idea a switch of `[model]`.
 
-Shapes: B rows, T positions, C = n_embd, nh = n_head, hs = C / nh, V = vocab_size. Parameters are named as in the GPT-2
-release (`wte`, `wpe`, `h.0.attn.c_attn`, ..., `ln_f`); matrices stand as nn.Linear keeps them, (out, in). There are no
-buffers: whatever is no weight is worked out where it is used, so a state_dict is the weights and nothing else.
+Shapes: B rows, T positions, C = n_embd, nh = n_head, nkv = n_kv_head, hs = head_dim, V = vocab_size.
+Parameters are named as in the GPT-2 release (`wte`, `wpe`, `h.0.attn.c_attn`, ..., `ln_f`); matrices stand as nn.Linear
+keeps them, (out, in). There are no buffers: whatever is no weight is worked out where it is used, so a state_dict is
+the weights and nothing else.
 """
 
 import math
@@ -18,7 +19,7 @@ from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.model.kernels.attention import attend
 from nanogpt_cli.model.kernels.dropout import dropout
 from nanogpt_cli.model.kernels.loss import next_token_loss, softcap
-from nanogpt_cli.model.kernels.norm import RMSNorm, rms_norm
+from nanogpt_cli.model.kernels.norm import EPS, RMSNorm, rms_norm
 
 Rope = tuple[Tensor, Tensor]  # cosines and sines of rotary positions, each (T, hs)
 
@@ -27,7 +28,7 @@ class KVCache(Protocol):
     """Keys and values of one layer, kept between calls of a generation."""
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Take k, v (B, nh, T, hs) of the new positions; returns all, and attn_mask (1, S) if some do not count."""
+        """Take k, v (B, nkv, T, hs) of the new positions; returns all, and attn_mask (1, S) if some do not count."""
 
 
 class Linear(nn.Linear):
@@ -47,21 +48,33 @@ class Embedding(nn.Embedding):
 def norm(config: ModelSettings) -> nn.Module:
     """LayerNorm (GPT-2) or RMSNorm over C."""
     if config.norm == "rmsnorm":
-        return RMSNorm(config.n_embd)
-    return nn.LayerNorm(config.n_embd, eps=1e-5, bias=config.bias)
+        return RMSNorm(config.n_embd, eps=config.eps)
+    return nn.LayerNorm(config.n_embd, eps=config.eps, bias=config.bias)
 
 
-def rope_table(positions: Tensor, head_width: int) -> Rope:
-    """Rotary angles (Su et al., 2021) of `positions` (T,), with frequencies 1 .. 1/1024.
+def stacked_matrices(config: ModelSettings) -> dict[str, tuple[int, ...]]:
+    """Heights of the matrices that stand one above the other in a weight, by the end of its name."""
+    queries, keys = config.n_head * config.head_width, config.kv_heads * config.head_width
+    stacked: dict[str, tuple[int, ...]] = {"attn.c_attn.weight": (queries, keys, keys)}
+    if config.activation == "swiglu":
+        stacked["mlp.c_fc.weight"] = (config.inner_width, config.inner_width)  # gate, up
+    return stacked
 
-    Only the first half of the hs/2 pairs turns; the other half carries no position, as in modded-nanogpt's records.
+
+def rope_table(positions: Tensor, head_width: int, theta: float | None = None) -> Rope:
+    """Rotary angles (Su et al., 2021) of `positions` (T,), a frequency for each pair (i, i + hs/2).
+
+    With `theta` Llama's: all hs/2 pairs turn, with frequencies theta^(-2i / hs). Without, modded-nanogpt's: the first
+    half of the pairs turns, the other way round, with frequencies 1 .. 1/1024; the other half carries no position.
     """
-    turning = max(1, head_width // 4)
+    pairs = head_width // 2
+    turning = pairs if theta else max(1, pairs // 2)
+    last = -math.log2(theta) * (pairs - 1) / pairs if theta else -10.0
     # on the positions' device, as a captured step may not copy from the host; MPS has no logspace
-    frequencies = torch.linspace(0, -10, turning, device=positions.device).exp2()
-    frequencies = F.pad(frequencies, (0, head_width // 2 - turning))
+    frequencies = F.pad(torch.linspace(0, last, turning, device=positions.device).exp2(), (0, pairs - turning))
     angles = torch.outer(positions.float(), frequencies)  # (T, hs/2)
-    return torch.cat((angles.cos(), angles.cos()), dim=1), torch.cat((angles.sin(), -angles.sin()), dim=1)
+    sin = angles.sin() if theta is None else -angles.sin()
+    return torch.cat((angles.cos(), angles.cos()), dim=1), torch.cat((sin, -sin), dim=1)
 
 
 def apply_rope(x: Tensor, rope: Rope) -> Tensor:
@@ -76,18 +89,25 @@ class Attention(nn.Module):
     def __init__(self, config: ModelSettings) -> None:
         super().__init__()
         self.config = config
-        self.c_attn = Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)  # q, k and v of all heads at once
-        self.c_proj = Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.nh, self.nkv, self.hs = config.n_head, config.kv_heads, config.head_width
+        # q, k and v of all heads at once
+        self.c_attn = Linear(config.n_embd, (self.nh + 2 * self.nkv) * self.hs, bias=config.bias)
+        self.c_proj = Linear(self.nh * self.hs, config.n_embd, bias=config.bias)
+        eps = config.norm_eps or EPS
+        self.q_norm = RMSNorm(self.hs, eps=eps) if config.qk_gain else None
+        self.k_norm = RMSNorm(self.hs, eps=eps) if config.qk_gain else None
 
     def forward(self, x: Tensor, rope: Rope | None, cache: KVCache | None) -> Tensor:
         """x (B, T, C) -> (B, T, C), before dropout."""
-        B, T, C = x.shape
-        hs = C // self.config.n_head
-        qkv = self.c_attn(x).view(B, T, 3, self.config.n_head, hs)
-        q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))  # (B, nh, T, hs) each
-        scale = 1 / math.sqrt(hs)
-        if self.config.qk_norm:  # unit rms; the scale then sets the sharpness: modded-nanogpt's 0.12 at hs = 128
-            q, k, scale = rms_norm(q), rms_norm(k), 1.36 * scale
+        B, T, _ = x.shape
+        qkv = self.c_attn(x).view(B, T, self.nh + 2 * self.nkv, self.hs).transpose(1, 2)
+        q, k, v = qkv.split((self.nh, self.nkv, self.nkv), dim=1)  # (B, nh, T, hs), (B, nkv, T, hs) twice
+        scale = 1 / math.sqrt(self.hs)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        elif self.config.qk_norm:  # unit rms; the scale then sets the sharpness: modded-nanogpt's 0.12 at hs = 128
+            eps = self.config.norm_eps or EPS
+            q, k, scale = rms_norm(q, eps=eps), rms_norm(k, eps=eps), 1.36 * scale
         if rope is not None:
             q, k = apply_rope(q, rope), apply_rope(k, rope)
         attn_mask = None
@@ -95,23 +115,27 @@ class Attention(nn.Module):
             k, v, attn_mask = cache.append(k, v)
             q = q.to(k.dtype)  # the cache's format may be finer
         y = attend(q, k, v, scale, self.config.dropout if self.training else 0.0, attn_mask)  # (B, nh, T, hs)
-        out: Tensor = self.c_proj(y.transpose(1, 2).reshape(B, T, C))  # heads side by side
+        out: Tensor = self.c_proj(y.transpose(1, 2).reshape(B, T, -1))  # heads side by side
         return out
 
 
 class MLP(nn.Module):
-    """Two matrices with an activation between, four times as wide as the residual stream."""
+    """Two matrices with an activation between, by default four times as wide as the residual stream."""
 
     def __init__(self, config: ModelSettings) -> None:
         super().__init__()
         self.activation = config.activation
-        self.c_fc = Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
-        self.c_proj = Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        inner = config.inner_width
+        self.c_fc = Linear(config.n_embd, 2 * inner if config.activation == "swiglu" else inner, bias=config.bias)
+        self.c_proj = Linear(inner, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, T, C) -> (B, T, C), before dropout."""
-        x = self.c_fc(x)  # (B, T, 4C)
-        if self.activation == "relu2":  # So et al., "Primer", 2021
+        x = self.c_fc(x)  # (B, T, n_inner), swiglu (B, T, 2 n_inner)
+        if self.activation == "swiglu":  # Shazeer, 2020
+            gate, up = x.chunk(2, dim=-1)
+            x = F.silu(gate) * up
+        elif self.activation == "relu2":  # So et al., "Primer", 2021
             x = F.relu(x).square()
         else:  # GPT-2 has the tanh form, nanoGPT the exact one; they differ by up to 5e-4
             x = F.gelu(x, approximate="tanh" if self.activation == "gelu_tanh" else "none")
@@ -208,7 +232,7 @@ class GPT(nn.Module):
         if self.wpe is not None:
             x = x + self.wpe(positions)
         else:
-            rope = rope_table(positions, self.config.n_embd // self.config.n_head)
+            rope = rope_table(positions, self.config.head_width, self.config.rope_theta)
         if self.ln_e is not None:
             x = self.ln_e(x)
         x = dropout(x, self.config.dropout if self.training else 0.0)

@@ -45,7 +45,7 @@ def flops_per_token(settings: ModelSettings, *, causal: bool = False) -> float:
     n = sum(table.values()) - table.get("position embedding", 0)
     if not settings.tie_weights:
         n -= table["token embedding"]
-    attention = 12 * settings.n_layer * settings.n_embd * settings.block_size  # H Q = n_embd
+    attention = 12 * settings.n_layer * settings.n_head * settings.head_width * settings.block_size
     return 6 * n + (attention / 2 if causal else attention)
 
 
@@ -76,16 +76,17 @@ def memory_estimate(
     """Bytes one device needs to train with micro-batches of `batch_size` rows, by part; an estimate for eager mode.
 
     With w bytes a number of `dtype`, for the way back a layer keeps of every token 8C bytes of float32 (the residual
-    stream before each norm) and 14C w (both norms' results, q, k, v, attention's result, MLP before and after its
-    activation); a CPU also attention weights, half of nh T, and dropout masks 2 bytes an element. Logits: as many as
-    the loss holds at once, in `dtype`, in float32, as probabilities, and their gradient. Working space: what the way
-    back through one layer's MLP holds. With activation checkpointing a layer keeps its input alone, and one of them is
-    worked out again.
+    stream before each norm) and w bytes of each number in both norms' results, q, k, v, attention's result, and the MLP
+    before and after its activation (swiglu: gate, its activation, up, their product); a CPU also attention weights,
+    half of nh T, and dropout masks 2 bytes an element. Logits: as many as the loss holds at once, in `dtype`, in
+    float32, as probabilities, and their gradient. Working space: what the way back through one layer's MLP holds. With
+    activation checkpointing a layer keeps its input alone, and one of them is worked out again.
     """
     w = FLOAT32 if dtype == "float32" else 2
     weights = FLOAT32 * sum(parameter_table(settings).values())
     tokens, C = batch_size * settings.block_size, settings.n_embd
-    layer = 8 * C + 14 * C * w
+    heads, inner = 2 * (settings.n_head + settings.kv_heads) * settings.head_width, settings.inner_width
+    layer = 8 * C + (2 * C + heads + (4 if settings.activation == "swiglu" else 2) * inner) * w
     if device == "cpu":
         blocks = query_blocks(settings.block_size)
         scores = settings.n_head * sum((end - start) * end for start, end in blocks) // settings.block_size
@@ -100,5 +101,5 @@ def memory_estimate(
         "moments": moments_bytes(settings, optimizer),
         "activations": tokens * kept,
         "logits": logits * (2 * w + 2 * FLOAT32),
-        "working space": tokens * 16 * C * w,
+        "working space": tokens * 4 * inner * w,
     }

@@ -74,7 +74,7 @@ FLAGS = [
     ("bias", "maybe", "--bias is 'maybe': true or false is needed."),
     # words
     ("activation", "relu2", "relu2"),
-    ("activation", "relu", "--activation is 'relu': allowed are gelu_tanh, gelu, relu2."),
+    ("activation", "relu", "--activation is 'relu': allowed are gelu_tanh, gelu, relu2, swiglu."),
     ("compile", "on", "on"),
     ("compile", "true", "on"),
     ("compile", "0", "off"),

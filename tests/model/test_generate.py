@@ -15,10 +15,18 @@ from nanogpt_cli.errors import NanogptError
 from nanogpt_cli.model.decode import Decoder, FrozenLinear
 from nanogpt_cli.model.generate import Sampling, draw, generate
 from nanogpt_cli.model.gpt import GPT
-from tests.models import MODERN, random_model
+from tests.models import LLAMA, MODERN, QWEN3, random_model
 
 SETTINGS = ModelSettings(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=40)
-KINDS: list[dict[str, Any]] = [{}, {"bias": False, "dropout": 0.5}, MODERN, {"block_size": 1}, {"block_size": 7}]
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"bias": False, "dropout": 0.5},
+    MODERN,
+    LLAMA,
+    QWEN3,
+    {"block_size": 1},
+    {"block_size": 7},
+]
 
 
 def texts(model: GPT, prompt: list[int], count: int, sampling: Sampling, **more: Any) -> list[list[int | None]]:
@@ -141,7 +149,7 @@ def test_broken_logits_are_named(bad: float, sampling: Sampling) -> None:
         draw(rows, sampling, 0)
 
 
-@pytest.mark.parametrize("kind", KINDS[:3], ids=str)
+@pytest.mark.parametrize("kind", KINDS[:5], ids=str)
 def test_bfloat16_logits_agree_with_float32(kind: dict[str, Any]) -> None:
     model = random_model(replace(SETTINGS, **kind))
     tokens = torch.randint(40, (4, 16))
@@ -161,7 +169,7 @@ def test_a_packed_matrix_is_the_matrix(rows: int, bias: bool, dtype: torch.dtype
     assert torch.allclose(frozen(x).float(), linear(x), atol=near)
 
 
-@pytest.mark.parametrize("kind", KINDS[:3], ids=str)
+@pytest.mark.parametrize("kind", KINDS[:5], ids=str)
 def test_a_step_of_fixed_shape_is_the_step(kind: dict[str, Any]) -> None:
     """What CUDA records, without recording."""
     model = random_model(replace(SETTINGS, **kind))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.model.gpt import GPT, apply_rope, rope_table
-from tests.models import MODERN, random_model, random_weights
+from tests.models import LLAMA, MODERN, QWEN3, random_model, random_weights
 
 TINY = ModelSettings(n_layer=2, n_head=2, n_embd=16, block_size=12, vocab_size=20)
 SWITCHES: list[dict[str, Any]] = [
@@ -22,6 +22,9 @@ SWITCHES: list[dict[str, Any]] = [
     {"position": "rotary", "n_head": 8},  # heads of two: one pair, which turns
     MODERN,
     {**MODERN, "bias": False},
+    LLAMA,
+    {**LLAMA, "qk_norm": True, "n_kv_head": 4},
+    QWEN3,
 ]
 
 
@@ -38,7 +41,7 @@ def plain_gpt2(w: dict[str, Tensor], idx: Tensor, settings: ModelSettings) -> Te
 
     def norm(x: Tensor, name: str) -> Tensor:
         if settings.norm == "rmsnorm":
-            return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * w[f"{name}.weight"]
+            return x / (x.pow(2).mean(-1, keepdim=True) + (settings.norm_eps or 1e-6)).sqrt() * w[f"{name}.weight"]
         centred = x - x.mean(-1, keepdim=True)
         scaled = centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * w[f"{name}.weight"]
         return scaled + w.get(f"{name}.bias", 0)
@@ -50,23 +53,38 @@ def plain_gpt2(w: dict[str, Tensor], idx: Tensor, settings: ModelSettings) -> Te
         """Turn a head's vector at position t: the first half of its pairs, slower and slower."""
         half, turning = len(x) // 2, max(1, len(x) // 4)
         out = x.clone()
+        if settings.rope_theta is not None:  # Llama's: all pairs, the other way round
+            for i in range(half):
+                angle = -t * settings.rope_theta ** (-i / half)
+                a, b = x[i], x[i + half]
+                out[i] = a * math.cos(angle) + b * math.sin(angle)
+                out[i + half] = b * math.cos(angle) - a * math.sin(angle)
+            return out
         for i in range(turning):
             angle = t * 2 ** (-10 * i / max(1, turning - 1))
             a, b = x[i], x[i + half]
             out[i], out[i + half] = a * math.cos(angle) + b * math.sin(angle), b * math.cos(angle) - a * math.sin(angle)
         return out
 
-    def unit(x: Tensor) -> Tensor:
-        return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() if settings.qk_norm else x
+    def unit(x: Tensor, name: str) -> Tensor:
+        if not settings.qk_norm:
+            return x
+        unit = x / (x.pow(2).mean(-1, keepdim=True) + (settings.norm_eps or 1e-6)).sqrt()
+        return unit * w[f"{name}.weight"] if settings.qk_gain else unit
 
     def activate(x: Tensor) -> Tensor:
         if settings.activation == "relu2":
             return x.clamp(min=0) ** 2
+        if settings.activation == "swiglu":
+            gate, up = x.chunk(2, dim=1)
+            return gate / (1 + (-gate).exp()) * up
         if settings.activation == "gelu":
             return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
         return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
-    hs = settings.n_embd // settings.n_head
+    hs = settings.head_dim or settings.n_embd // settings.n_head
+    heads_of_keys = settings.n_kv_head or settings.n_head
+    group = settings.n_head // heads_of_keys
     rows = []
     for row in idx.tolist():
         x = torch.stack([w["wte.weight"][token] for token in row])  # (T, C)
@@ -76,18 +94,22 @@ def plain_gpt2(w: dict[str, Tensor], idx: Tensor, settings: ModelSettings) -> Te
             x = norm(x, "ln_e")
         for i in range(settings.n_layer):
             qkv = linear(norm(x, f"h.{i}.ln_1"), f"h.{i}.attn.c_attn")
-            q, k, v = (part.split(hs, dim=1) for part in qkv.split(settings.n_embd, dim=1))
+            q, k, v = (
+                part.split(hs, dim=1)
+                for part in qkv.split([settings.n_head * hs, heads_of_keys * hs, heads_of_keys * hs], dim=1)
+            )
             heads = []
             for h in range(settings.n_head):
-                qs, ks = list(unit(q[h])), list(unit(k[h]))
+                attn = f"h.{i}.attn"
+                qs, ks = list(unit(q[h], f"{attn}.q_norm")), list(unit(k[h // group], f"{attn}.k_norm"))
                 if settings.position == "rotary":
                     qs, ks = ([place(x, t) for t, x in enumerate(xs)] for xs in (qs, ks))
                 seen = []
                 for t in range(len(row)):
                     scores = torch.stack([qs[t] @ ks[s] for s in range(t + 1)]) / math.sqrt(hs)
-                    if settings.qk_norm:
+                    if settings.qk_norm and not settings.qk_gain:
                         scores = scores * 1.36
-                    seen.append(torch.softmax(scores, 0) @ v[h][: t + 1])
+                    seen.append(torch.softmax(scores, 0) @ v[h // group][: t + 1])
                 heads.append(torch.stack(seen))
             x = x + linear(torch.cat(heads, dim=1), f"h.{i}.attn.c_proj")
             hidden = activate(linear(norm(x, f"h.{i}.ln_2"), f"h.{i}.mlp.c_fc"))
@@ -263,7 +285,7 @@ def test_bfloat16_stays_near_float32(switch: dict[str, Any]) -> None:
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
 
 
-@pytest.mark.parametrize("switch", [{}, {**MODERN, "dropout": 0.1}], ids=str)
+@pytest.mark.parametrize("switch", [{}, {**MODERN, "dropout": 0.1}, QWEN3], ids=str)
 @pytest.mark.parametrize("whole", [False, True])
 def test_compiled_and_plain_agree(switch: dict[str, Any], whole: bool) -> None:
     settings = replace(TINY, n_layer=1, **switch)

@@ -23,11 +23,14 @@ def query_blocks(T: int) -> list[tuple[int, int]]:
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, p: float = 0.0, attn_mask: Tensor | None = None) -> Tensor:
     """softmax(scale q k^T) v, every position seeing itself and those before; weights dropped with probability p.
 
-    q, k, v: (B, nh, T, hs), or q with the newest position only and k, v with all before; `attn_mask` (1, T)
-    bool says which of those exist. Returns the shape of q.
+    q (B, nh, T, hs), k and v (B, nkv, T, hs); or q with the newest position only and k, v with all before, of which
+    `attn_mask` (1, T) bool says which exist. nh / nkv neighbours in q read the same keys. Returns the shape of q.
     """
     if q.shape[2] < k.shape[2]:
-        return F.scaled_dot_product_attention(q, k, v, scale=scale, attn_mask=attn_mask)
+        grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])  # (B, nkv, nh / nkv, hs)
+        return F.scaled_dot_product_attention(grouped, k, v, scale=scale, attn_mask=attn_mask).view(q.shape)
+    if q.shape[1] > k.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))  # (B, nh, T, hs)
     if q.device.type == "cpu" and q.requires_grad and not torch.compiler.is_compiling():
         y: Tensor = _CpuAttention.apply(q, k, v, scale, p)  # type: ignore[no-untyped-call]
         return y
