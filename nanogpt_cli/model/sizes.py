@@ -7,7 +7,7 @@ from dataclasses import replace
 from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.model.build import parameter_shapes
 from nanogpt_cli.model.kernels.attention import query_blocks
-from nanogpt_cli.model.kernels.loss import LOGITS_AT_ONCE, LOGITS_AT_ONCE_ELSEWHERE
+from nanogpt_cli.model.kernels.loss import logits_at_once
 
 FLOAT32 = 4  # bytes
 PARTS = {  # by a piece of a parameter's name
@@ -94,7 +94,7 @@ def memory_estimate(
     kept = settings.n_layer * layer
     if activation_checkpointing:
         kept = settings.n_layer * FLOAT32 * C + layer
-    logits = min(tokens * (settings.vocab_size or 0), LOGITS_AT_ONCE.get(device, LOGITS_AT_ONCE_ELSEWHERE))
+    logits = min(tokens * (settings.vocab_size or 0), logits_at_once(device, compiled=False))
     return {
         "weights": weights if w == FLOAT32 else weights + weights // 2,  # autocast keeps a 16-bit copy
         "gradients": weights,
