@@ -60,6 +60,15 @@ class Processes:
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Equally shaped tensors of all ranks, one above the other: (ranks, *shape)."""
+        found = torch.empty(self.world_size, *tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        # as bytes, since gloo does not know every format
+        dist.all_gather_into_tensor(
+            found.view(torch.uint8).flatten(0, 1), tensor.contiguous().view(torch.uint8), group=self.group
+        )
+        return found
+
     def from_main(self, value: T) -> T:
         """What rank 0 gave, on every rank; plain values only."""
         if not self.distributed:

@@ -1,29 +1,20 @@
 """AdamW, and Muon for block matrices beside AdamW, as one optimizer whose state goes by parameter name."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nanogpt_cli.config.schema import OptimSettings
+from nanogpt_cli.machine.distributed import ALONE, Processes
 from nanogpt_cli.machine.sharding import full_tensor, local_rows, to_local
+from nanogpt_cli.training.muon import Muon
 
-QKV = "attn.c_attn.weight"  # three matrices stacked: Muon orthogonalises each on its own
 EMBEDDINGS = ("wte.", "wpe.")
 HEAD = "lm_head."
 
 NamedState = dict[str, dict[str, Tensor]]
-
-
-@dataclass(frozen=True)
-class Slice:
-    """A leaf that shares memory with rows of a parameter, so that Muon sees one matrix at a time."""
-
-    owner: nn.Parameter
-    rows: slice
-    leaf: nn.Parameter
 
 
 def is_block_matrix(name: str, parameter: Tensor) -> bool:
@@ -38,13 +29,14 @@ class Optimizer:
     alone decayed, by Muon (Jordan et al., 2024).
     """
 
-    def __init__(self, model: nn.Module, settings: OptimSettings, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, settings: OptimSettings, device: torch.device, processes: Processes = ALONE
+    ) -> None:
         self.device = device
         self.owners: dict[str, nn.Parameter] = dict(model.named_parameters())
         self.parameters = {n: p if to_local(p) is p else nn.Parameter(to_local(p)) for n, p in self.owners.items()}
         by_muon = settings.optimizer == "muon"
         matrices = {n: p for n, p in self.parameters.items() if by_muon and is_block_matrix(n, p)}
-        self.slices = {n: _slices(n, p) for n, p in matrices.items()}
         self.adamw = torch.optim.AdamW(
             _adamw_groups({n: p for n, p in self.parameters.items() if n not in matrices}, settings),
             lr=settings.learning_rate,
@@ -52,18 +44,10 @@ class Optimizer:
             eps=settings.eps,
             fused=True,
         )
-        self.muon: torch.optim.Muon | None = None
-        if matrices:
-            leaves = [part.leaf for part in self._parts()]
-            self.muon = torch.optim.Muon(
-                leaves, lr=settings.muon_lr, momentum=settings.muon_momentum, weight_decay=settings.weight_decay
-            )
-            self.muon.param_groups[0]["peak"] = settings.muon_lr
-            for leaf in leaves:
-                self.muon.state[leaf]["momentum_buffer"] = torch.zeros_like(leaf)
+        self.muon = Muon(matrices, self.owners, settings, processes) if matrices else None
 
     def torch_optimizers(self) -> list[torch.optim.Optimizer]:
-        """The one or two optimizers inside."""
+        """AdamW, and Muon where there is one: what a gradient scaler unscales."""
         return [self.adamw] if self.muon is None else [self.adamw, self.muon]
 
     def set_rates(self, factor: float) -> None:
@@ -73,22 +57,17 @@ class Optimizer:
                 group["lr"] = group["peak"] * factor
 
     def zero_grad(self) -> None:
-        """Drop all gradients."""
+        """Drop all gradients, of the parameters and of the chunks that show them to the optimizers."""
         for parameter in (*self.owners.values(), *self.parameters.values()):
             parameter.grad = None
-        for part in self._parts():
-            part.leaf.grad = None
 
     def take_gradients(self) -> None:
-        """Show the optimizers their parts of the gradients, which must be complete and not yet unscaled."""
+        """Show the optimizers their chunks of the gradients, which must be complete and not yet unscaled."""
         for name, owner in self.owners.items():
             chunk = self.parameters[name]
             if chunk is not owner:
                 assert owner.grad is not None
                 chunk.data, chunk.grad = to_local(owner), to_local(owner.grad)
-        for part in self._parts():
-            assert part.owner.grad is not None
-            part.leaf.grad = part.owner.grad[part.rows]
 
     def clip(self, limit: float, add: Callable[[Tensor], Tensor] = lambda squares: squares) -> Tensor:
         """Bring the gradients' norm down to `limit`, unless that is 0; the norm before.
@@ -105,30 +84,16 @@ class Optimizer:
             nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return norm
 
-    def _parts(self) -> list[Slice]:
-        return [part for parts in self.slices.values() for part in parts]
-
     def step(self, skip: Tensor) -> None:
         """One update from the gradients; nothing changes where `skip` (a float32 scalar on the device) is 1."""
+        # a CPU reads the flag for nothing; on MPS the read waits, but its fused AdamW ignores found_inf
+        if self.device.type in ("cpu", "mps") and skip.item():
+            return
         self.adamw.found_inf = skip  # type: ignore[attr-defined]
         self.adamw.grad_scale = None  # type: ignore[attr-defined]
         self.adamw.step()
         if self.muon is not None:
-            self._step_muon(skip)
-
-    @torch.no_grad()
-    def _step_muon(self, skip: Tensor) -> None:
-        assert self.muon is not None
-        if self.device.type == "cpu":  # reading the flag costs nothing here, copies would
-            if not skip.item():
-                self.muon.step()
-            return
-        # torch's Muon knows no found_inf: keep what was, and select it back on the device
-        tensors = [t for part in self._parts() for t in (part.leaf, self.muon.state[part.leaf]["momentum_buffer"])]
-        before = [tensor.clone() for tensor in tensors]
-        self.muon.step()
-        for tensor, old in zip(tensors, before, strict=True):
-            tensor.copy_(torch.where(skip > 0, old, tensor))
+            self.muon.update(skip)
 
     @property
     def sharded(self) -> bool:
@@ -141,9 +106,7 @@ class Optimizer:
             f"{n} ({key})": m for n, p in self.parameters.items() for key, m in self.adamw.state.get(p, {}).items()
         }
         if self.muon is not None:
-            for name, parts in self.slices.items():
-                buffers = [self.muon.state[part.leaf]["momentum_buffer"] for part in parts]
-                found |= {f"{name} (momentum {i})": buffer for i, buffer in enumerate(buffers)}
+            found |= {f"{name} (momentum)": momentum for name, momentum in self.muon.moments().items()}
         return found
 
     def state_by_name(self) -> dict[str, NamedState]:
@@ -159,11 +122,7 @@ class Optimizer:
             for n, p in self.parameters.items()
             if p in self.adamw.state
         }
-        muon: NamedState = {}
-        if self.muon is not None:
-            for name, parts in self.slices.items():
-                muon[name] = {"momentum_buffer": torch.cat([self.muon.state[s.leaf]["momentum_buffer"] for s in parts])}
-        return {"adamw": adamw, "muon": muon}
+        return {"adamw": adamw, "muon": {} if self.muon is None else self.muon.state_by_name()}
 
     def load_state_by_name(self, state: dict[str, NamedState], *, adopt: bool = False) -> None:
         """Take moments over, as copies unless `adopt` is set; rates, decay and betas stay as the settings say.
@@ -178,21 +137,11 @@ class Optimizer:
                 for key, value in moments.items()
             }
         if self.muon is not None:
-            for name, moments in state["muon"].items():
-                for part in self.slices[name]:
-                    buffer = _placed(moments["momentum_buffer"][part.rows], part.leaf, copy=not adopt)
-                    self.muon.state[part.leaf] = {"momentum_buffer": buffer}
+            self.muon.load_state_by_name(state["muon"])
 
 
 def _placed(value: Tensor, like: Tensor, *, copy: bool) -> Tensor:
     return value.to(device=like.device, dtype=torch.float32, copy=copy)
-
-
-def _slices(name: str, parameter: nn.Parameter) -> list[Slice]:
-    count = 3 if name.endswith(QKV) else 1
-    height = parameter.shape[0] // count
-    bounds = [slice(i * height, (i + 1) * height) for i in range(count)]
-    return [Slice(parameter, rows, nn.Parameter(parameter.detach()[rows])) for rows in bounds]
 
 
 def _adamw_groups(parameters: dict[str, nn.Parameter], settings: OptimSettings) -> list[dict[str, Any]]:

@@ -237,14 +237,9 @@ def _check_sharding(plan: Plan) -> tuple[list[str], list[str]]:
         return [], []
     if not plan.sharded:
         return [], ["parallel = fsdp has nothing to share out in one process; see --gpus"]
-    if plan.config.optim.optimizer == "muon":
-        raise UserError(
-            "--parallel fsdp with optimizer muon: Muon needs whole matrices, FSDP cuts them. "
-            "Use --parallel ddp, or --optimizer adamw in a new run."
-        )
     if plan.compute.dtype == torch.float16:
         raise UserError("--parallel fsdp with float16: use --dtype bfloat16 or float32.")
-    needed, free = sum(checkpoint_bytes(plan.config.model, "adamw").values()), free_memory()
+    needed, free = sum(checkpoint_bytes(plan.config.model, plan.config.optim.optimizer).values()), free_memory()
     size = f"rank 0 puts each checkpoint together in {needed / 2**30:,.2f} GiB of memory"
     if free is None:
         return [size], []

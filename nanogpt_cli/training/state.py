@@ -116,7 +116,7 @@ def build_state(
         weights: full ones to start with, by parameter name; empty if others are about to follow; drawn if None.
     """
     model = _build_model(config, compute, processes, weights)
-    optimizer = Optimizer(model, config.optim, compute.device)
+    optimizer = Optimizer(model, config.optim, compute.device, processes)
     scaler = torch.amp.GradScaler(compute.device.type, enabled=compute.dtype == torch.float16)
     return TrainingState(config, model, optimizer, scaler, RunProgress(), lasting or {})
 

@@ -192,26 +192,26 @@ def test_each_rank_keeps_a_share_of_weights_and_float32_moments(
     assert losses(run) == pytest.approx(losses(plain), abs=1e-5 if dtype == "float32" else 0.02)
 
 
-def test_muon_keeps_its_momentum_over_ranks(settings: Settings, tmp_path: Path, device: str) -> None:
-    gpus(2, device)
+@pytest.mark.parametrize(("count", "parallel"), [(2, "ddp"), (4, "ddp"), (2, "fsdp"), (3, "fsdp")])
+def test_muon_keeps_its_momentum_over_ranks(
+    settings: Settings, tmp_path: Path, device: str, count: int, parallel: str
+) -> None:
+    """Three ranks cut the matrices into chunks of different heights."""
+    gpus(count, device)
     wanted = settings(optimizer="muon", max_iters=6, lr_decay_iters=6, warmup_iters=1)
     ranks(1, train, wanted, tmp_path / "one")
-    ranks(2, train, {**wanted, "max_iters": 3}, tmp_path / "two")
-    ranks(2, resume, tmp_path / "two", 6)
+    ranks(count, train, {**wanted, "max_iters": 3, "parallel": parallel}, tmp_path / "more")
+    first = torch.load(tmp_path / "more" / "ckpt.pt", weights_only=True)
+    shapes = {name: moments["momentum_buffer"].shape for name, moments in first["optimizer"]["muon"].items()}
+    assert shapes == {n: w.shape for n, w in first["model"].items() if n.startswith("h.") and w.ndim == 2}
+    ranks(count, resume, tmp_path / "more", 6)
     # bfloat16 in Muon's iteration enlarges differences of rounding
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=2e-3)
+    assert losses(tmp_path / "more") == pytest.approx(losses(tmp_path / "one"), abs=2e-3)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"optimizer": "muon"}, "Muon needs whole matrices.*--parallel ddp"),
-        ({"dtype": "float16"}, "--dtype bfloat16 or float32"),
-    ],
-)
-def test_what_cannot_be_sharded_is_refused(runs: Runner, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        runs.plan("no", parallel="fsdp", gpus=2, **changes)
+def test_what_cannot_be_sharded_is_refused(runs: Runner) -> None:
+    with pytest.raises(UserError, match="--dtype bfloat16 or float32"):
+        runs.plan("no", parallel="fsdp", gpus=2, dtype="float16")
 
 
 def test_memory_for_a_checkpoint_on_rank_0_is_told(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

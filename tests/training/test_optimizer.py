@@ -1,14 +1,19 @@
 """Groups, slices, skipping and state of the optimizer."""
 
+import collections
 import dataclasses
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from nanogpt_cli.config.layers import combine
+from nanogpt_cli.config.presets import preset_layer
 from nanogpt_cli.config.schema import ModelSettings, OptimSettings
 from nanogpt_cli.model.gpt import GPT
-from nanogpt_cli.training.optimizer import Optimizer
+from nanogpt_cli.training.muon import heights
+from nanogpt_cli.training.optimizer import Optimizer, is_block_matrix
 
 TINY = ModelSettings(n_layer=2, n_head=2, n_embd=16, block_size=8, vocab_size=11, tie_weights=False)
 GO, SKIP = torch.zeros(()), torch.ones(())
@@ -19,12 +24,16 @@ def make(device: str = "cpu", **changes: Any) -> tuple[GPT, Optimizer]:
     return model, Optimizer(model, OptimSettings(**changes), torch.device(device))
 
 
-def one_step(model: GPT, optimizer: Optimizer, skip: torch.Tensor, seed: int = 0) -> None:
-    device = model.wte.weight.device
-    ids = torch.randint(11, (4, 9), generator=torch.Generator().manual_seed(seed)).to(device)
+def run(model: GPT, seed: int) -> None:
+    """A forward and a backward pass."""
+    ids = torch.randint(11, (4, 9), generator=torch.Generator().manual_seed(seed)).to(model.wte.weight.device)
     model(ids[:, :-1], ids[:, 1:]).backward()
+
+
+def one_step(model: GPT, optimizer: Optimizer, skip: torch.Tensor, seed: int = 0) -> None:
+    run(model, seed)
     optimizer.take_gradients()
-    optimizer.step(skip.to(device))
+    optimizer.step(skip.to(optimizer.device))
     optimizer.zero_grad()
 
 
@@ -49,7 +58,10 @@ def test_decay_falls_on_matrices_alone_and_rates_on_roles() -> None:
 
 def test_muon_takes_block_matrices_and_sees_q_k_v_apart() -> None:
     model, optimizer = make(optimizer="muon", muon_lr=0.1, weight_decay=0.0)
-    assert set(optimizer.slices) == {n for n, p in model.named_parameters() if n.startswith("h.") and p.ndim == 2}
+    assert optimizer.muon is not None
+    assert set(optimizer.muon.moments()) == {
+        n for n, p in model.named_parameters() if n.startswith("h.") and p.ndim == 2
+    }
     optimizer.set_rates(1.0)
     before = model.h[0].attn.c_attn.weight.detach().clone()
     one_step(model, optimizer, GO)
@@ -78,18 +90,87 @@ def test_a_skipped_step_changes_nothing(kind: str, device: str) -> None:
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_muon_select_on_a_device_without_host_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The path of CUDA, run on CPU tensors: updates and skips as the other path does."""
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_skipping_on_a_device_reads_nothing_there(kind: str) -> None:
+    """The path of CUDA, run on CPU tensors: updates and skips as the other path does, gradients not finite included."""
     results = []
     for device in ("cpu", "meta"):  # the name alone decides which path is taken
-        model, optimizer = make(optimizer="muon")
+        model, optimizer = make(optimizer=kind)
         optimizer.device = torch.device(device)
         optimizer.set_rates(1.0)
-        one_step(model, optimizer, GO)
-        one_step(model, optimizer, SKIP, seed=1)
-        one_step(model, optimizer, GO, seed=2)
+        for number, skip in enumerate((GO, SKIP, GO)):
+            run(model, seed=number)
+            for parameter in model.parameters() if skip else []:
+                parameter.grad = torch.full_like(parameter, float("nan"))
+            optimizer.take_gradients()
+            with Launches() as launches:
+                optimizer.step(skip)
+            assert device == "cpu" or not launches.count["_local_scalar_dense"]
+            optimizer.zero_grad()
         results.append(snapshot(model, optimizer))
     assert all(torch.equal(results[0][key], results[1][key]) for key in results[0])
+
+
+def test_muon_moves_as_torchs_does() -> None:
+    model, optimizer = make(optimizer="muon", muon_lr=0.02, weight_decay=0.1, muon_momentum=0.9)
+    twin, _ = make()
+    leaves = [
+        torch.nn.Parameter(part)
+        for name, p in twin.named_parameters()
+        if is_block_matrix(name, p)
+        for part in p.detach().split(heights(name, p))
+    ]
+    theirs = torch.optim.Muon(leaves, lr=0.02, momentum=0.9, weight_decay=0.1)
+    optimizer.set_rates(1.0)
+    for number in range(4):
+        run(model, seed=number)
+        grads = [
+            part
+            for name, p in model.named_parameters()
+            if is_block_matrix(name, p) and p.grad is not None
+            for part in p.grad.split(heights(name, p))
+        ]
+        for leaf, grad in zip(leaves, grads, strict=True):
+            leaf.grad = grad.clone()
+        optimizer.take_gradients()
+        optimizer.step(GO)
+        theirs.step()
+        optimizer.zero_grad()
+    for name, p in model.named_parameters():
+        if is_block_matrix(name, p):  # the slices share memory with the twin's parameters
+            torch.testing.assert_close(p, twin.get_parameter(name), atol=2e-4, rtol=1e-3)
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations that run a kernel on a device; views and allocations run none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: collections.Counter[str] = collections.Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        if not any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns) and "empty" not in name:
+            self.count[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("preset", ["gpt2", "gpt2_modern"])
+def test_an_update_takes_few_launches_whatever_the_depth(preset: str) -> None:
+    config = combine(preset_layer(preset)).config
+    small = dataclasses.replace(config.model, n_embd=96, n_head=6, block_size=16, vocab_size=128)
+    model = GPT(small)
+    optimizer = Optimizer(model, config.optim, torch.device("cpu"))
+    optimizer.device = torch.device("meta")  # the path of a GPU
+    optimizer.set_rates(1.0)
+    for _ in range(2):  # the first makes moments
+        model(torch.zeros(1, 16, dtype=torch.long), torch.zeros(1, 16, dtype=torch.long)).backward()
+        with Launches() as launches:
+            optimizer.take_gradients()
+            optimizer.clip(config.optim.grad_clip)
+            optimizer.step(GO)
+            optimizer.zero_grad()
+    assert sum(launches.count.values()) < 150, launches.count
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
