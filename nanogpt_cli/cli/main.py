@@ -112,6 +112,8 @@ def run(arguments: list[str]) -> int:
         return end.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return _failed("interrupted", INTERRUPTED)
+    except StoppedError as stopped:
+        return _stopped(stopped)
     except NanogptError as error:
         return _failed(str(error), error.exit_code)
     except BrokenPipeError:
@@ -126,8 +128,15 @@ def run(arguments: list[str]) -> int:
         stop = _interruption(error)
         if stop is None:
             raise
-        return _failed(str(stop) or "interrupted", getattr(stop, "exit_code", INTERRUPTED))
+        if isinstance(stop, StoppedError):
+            return _stopped(stop)
+        return _failed("interrupted", INTERRUPTED)
     return 0
+
+
+def _stopped(stopped: StoppedError) -> int:
+    """What the user wanted is no error."""
+    return _failed(str(stopped).removeprefix("Stopped "), stopped.exit_code, "stopped", color="yellow")
 
 
 def _interruption(error: BaseException | None) -> BaseException | None:
@@ -150,13 +159,13 @@ def _usage(error: Any) -> str:
     return f"{where}{words}.{hint}"
 
 
-def _failed(message: str, code: int) -> int:
+def _failed(message: str, code: int, what: str = "error:", color: str = "red") -> int:
     if os.environ.get("NANOGPT_DEBUG"):
         import traceback
 
         traceback.print_exc()
     try:
-        typer.echo(f"{styled('error:', fg='red', bold=True)} {escaped(message)}", err=True)
+        typer.echo(f"{styled(what, fg=color, bold=True)} {escaped(message)}", err=True)
     except OSError:  # nobody listens, or the disk that stderr goes to is full: the exit code still tells
         _leave_pipe()
     return code

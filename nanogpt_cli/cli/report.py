@@ -109,10 +109,21 @@ def _process_rows(plan: "Plan") -> list[Row]:
 def _close(plan: "Plan", outcome: "Outcome") -> None:
     path = outcome.run.path
     name = typed(path)
+    last, patience = plan.config.train.max_iters, plan.config.train.patience
+    end = f"{path} is finished: {outcome.step:,} updates"
+    if outcome.step < last and outcome.ended_by in ("", "--patience"):
+        end += f" of {last:,}; {patience} evaluations brought nothing better"
+        more = f"nanogpt resume {name} --patience {2 * patience}"
+    else:
+        more = f"nanogpt resume {name} --max-iters {'N' if outcome.already_finished else 2 * outcome.step}"
     if outcome.already_finished:
-        show.say(f"{path} is finished: {outcome.step:,} updates. To extend it: nanogpt resume {name} --max-iters N")
+        show.say(f"{end}. To extend it: {more}")
         return
-    show.say(f"{path} is finished: {outcome.step:,} updates")
+    if outcome.ended_by not in ("", "--patience"):
+        show.say(f"stopped by {outcome.ended_by} after step {outcome.step:,}, which is saved.")
+        show.say(f"To go on: nanogpt resume {name}")
+        return
+    show.say(end)
     if outcome.run.best.exists():
         from nanogpt_cli.weights.load import load_model
 
@@ -128,12 +139,12 @@ def _close(plan: "Plan", outcome: "Outcome") -> None:
             draw([outcome.run], outcome.run.logs / "loss.svg")
         except (OSError, UserError) as error:  # the run is finished and saved all the same
             show.warn(f"no picture of the curves: {error}")
-    longer = 2 * outcome.step
-    decay = "" if plan.schedule.shape == "constant" else f" --lr-decay-iters {longer}"  # else the rate stays at its end
+    if plan.schedule.shape != "constant" and outcome.step >= last:  # else the rate stays at its end
+        more += f" --lr-decay-iters {2 * outcome.step}"
     show.say("\nwhat to type next:")
     for command in (f'sample {name} --prompt "..."', f"eval {name}", *([f"plot {name}"] if plots else [])):
         show.say(f"nanogpt {command}")
-    show.say(f"nanogpt resume {name} --max-iters {longer}{decay}")
+    show.say(more)
 
 
 def _evaluate(plan: "Plan", loaded: "LoadedModel") -> None:

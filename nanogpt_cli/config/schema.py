@@ -147,6 +147,8 @@ class TrainSettings(Section):
     save_minutes: float = setting(10.0, "Save at least this often; 0 is off", unit="minutes", ge=0)
     keep_every: int = setting(0, "Keep a milestone checkpoint every so many updates; 0 is off", ge=0)
     keep_previous: bool = setting(True, "Keep the checkpoint before the last one")
+    patience: int = setting(0, "Stop after so many evaluations without a better one; 0 is off", ge=0)
+    max_minutes: float = setting(0.0, "Save and stop after so long, to be resumed; 0 is off", unit="minutes", ge=0)
     seed: int = fixed(1337, "Key of everything random", ge=0)
 
 

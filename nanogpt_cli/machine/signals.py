@@ -10,7 +10,7 @@ from typing import Any
 
 from nanogpt_cli.errors import StoppedError
 
-HANDLED = ("SIGINT", "SIGTERM", "SIGHUP")
+HANDLED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # the last two: SLURM's usual warnings
 
 
 @contextlib.contextmanager

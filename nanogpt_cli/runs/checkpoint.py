@@ -41,6 +41,7 @@ class RunProgress:
     best_loss: Number | None = None  # lowest validation loss, nats
     best_step: Count | None = None
     evaluated_step: Count = 0  # the last step that was evaluated
+    not_better: Count = 0  # evaluations since the best one
     window_sum: Number = 0.0  # losses since the last log line
     window_count: Count = 0
     skipped: Count = 0  # float16 updates that overflowed

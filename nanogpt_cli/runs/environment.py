@@ -11,6 +11,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from nanogpt_cli.errors import UserError
+from nanogpt_cli.foreign import read_toml
+
 PACKAGES = ("nanogpt-cli", "torch", "numpy", "tiktoken", "typer", "rich")
 
 
@@ -28,6 +31,17 @@ def environment(device: str) -> dict[str, Any]:
         **_git(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
     }
+
+
+def with_resume(path: Path, now: dict[str, Any]) -> dict[str, Any]:
+    """The table in `path` with another life of the run: what it went on with, in the list `resumed`."""
+    try:
+        first = read_toml(path)
+    except UserError:  # damaged, or tidied away: it says nothing that a run needs
+        return now
+    lives = first.get("resumed", [])
+    known = lives if isinstance(lives, list) else []
+    return {**first, "resumed": [*known, {key: value for key, value in now.items() if key != "run_id"}]}
 
 
 def _version(name: str) -> str:

@@ -18,7 +18,7 @@ from nanogpt_cli.machine.signals import StopRequested, StopSignals
 from nanogpt_cli.runs.metrics import MetricsLog
 from nanogpt_cli.training.saving import Saver
 from nanogpt_cli.training.speed import StepClock
-from nanogpt_cli.training.state import TrainingState
+from nanogpt_cli.training.state import TrainingState, out_of_patience
 from nanogpt_cli.training.step import HostCopy, InFlight, TrainStep, what_went_bad
 from nanogpt_cli.training.validation import Validation
 from nanogpt_cli.view.plain import EvalReport, Start, StepReport, View
@@ -44,6 +44,7 @@ class Training:
     clock: StepClock
     in_flight: list[InFlight] = field(default_factory=list)
     stopping: bool = False  # a signal is being obeyed
+    ended_by: str = ""  # what ends this life of the run before max_iters
     signals: StopSignals = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,7 +52,7 @@ class Training:
         self.signals = StopSignals(self._announce_stop)
 
     def train(self, start: Start) -> None:
-        """Train to max_iters; the last state is evaluated and saved.
+        """Train to max_iters, or until patience or time ends; the last state is saved, and but for time evaluated.
 
         Raises:
             StoppedError: a signal; the last completed update is saved.
@@ -65,9 +66,9 @@ class Training:
                 while True:
                     if self.at_end or progress.step % settings.eval_interval == 0:
                         self.evaluate()
-                    if self.saver.is_due():
-                        self.save(must=self.at_end)
-                    if self.at_end:
+                    if self.saver.is_due() or self.ended_by:
+                        self.save(must=bool(self.at_end or self.ended_by))
+                    if self.at_end or self.ended_by:
                         return
                     self.step()
             except StopRequested as stop:
@@ -85,7 +86,8 @@ class Training:
         factor = self.schedule.factor(progress.step)
         self.state.optimizer.set_rates(factor)
         stop = self.processes.distributed and self.signals.signum is not None
-        outcome = self.train_step(self.batches, between=self._check_signal, stop=stop, save=self.saver.minutes_are_up())
+        wishes = stop, self.saver.minutes_are_up(), self.processes.main and self.saver.deadline.is_over()
+        outcome = self.train_step(self.batches, between=self._check_signal, wishes=wishes)
         progress.step += 1
         progress.rows += self.split.rows
         self.in_flight.append(InFlight(progress.step, factor * self.schedule.learning_rate, HostCopy(outcome)))
@@ -101,7 +103,7 @@ class Training:
         """Look at updates in flight, oldest first, until `leave` are left."""
         while len(self.in_flight) > leave:
             update = self.in_flight.pop(0)
-            loss, norm, skipped, stop, save = update.outcome.values()
+            loss, norm, skipped, stop, save, time_is_up = update.outcome.values()
             if skipped and (problem := what_went_bad(update.step, loss, norm, self.state.scaler)):
                 kept = f"The last good step is {update.step - 1}; {self.saver.way_on()}"
                 raise NonFiniteError(f"Stopped: {problem}.\n{kept}")
@@ -110,6 +112,8 @@ class Training:
             progress.window_count += 1
             progress.skipped += bool(skipped)
             self.saver.wished |= save > 0
+            if time_is_up:
+                self.ended_by = self.saver.deadline.what
             self._report(update, loss, norm)
             if stop and not self.stopping:
                 raise StopRequested(self.signals.signum or signal.SIGTERM)  # perhaps another rank's
@@ -165,8 +169,11 @@ class Training:
         progress.evaluated_step = progress.step
         before = progress.best_loss, progress.best_step
         best = before[0] is None or val_loss < before[0]
+        progress.not_better = 0 if best else progress.not_better + 1
         if best:
             progress.best_loss, progress.best_step = val_loss, progress.step
+        if not self.at_end and out_of_patience(self.state.config, progress):
+            self.ended_by = "--patience"
         self._log({"step": progress.step, "val_loss": val_loss, "train_loss": train_loss})
         self.view.evaluated(EvalReport(progress.step, val_loss, train_loss, best))
         if best and not self.save(must=self.at_end, best=True):

@@ -22,6 +22,7 @@ from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token, memory_es
 from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.runs.checkpoint import RunProgress
 from nanogpt_cli.training.init_from import initial_architecture
+from nanogpt_cli.training.state import out_of_patience
 
 ALONE = RankEnv()
 Peak = tuple[float, str]  # FLOP/s of one device, and how it is known
@@ -68,9 +69,10 @@ class Plan:
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to do; a signal may have kept the last update from being evaluated."""
-        if self.resume_point is None or self.first_step < self.config.train.max_iters:
+        if self.resume_point is None or self.resume_point.progress.evaluated_step != self.first_step:
             return False
-        return self.resume_point.progress.evaluated_step == self.first_step
+        at_end = self.first_step >= self.config.train.max_iters
+        return at_end or out_of_patience(self.config, self.resume_point.progress)
 
     @property
     def schedule(self) -> Schedule:

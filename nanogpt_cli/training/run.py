@@ -27,10 +27,12 @@ from nanogpt_cli.machine.device import keep_freed_memory
 from nanogpt_cli.machine.distributed import ALONE, Processes, join, lost_contact
 from nanogpt_cli.machine.rank_env import Nodes, RankEnv, read_rank_env
 from nanogpt_cli.progress import Progress
+from nanogpt_cli.runs.checkpoint import RunProgress
 from nanogpt_cli.runs.recovery import newest_state
 from nanogpt_cli.training.plan import Peak, Plan, plan_of_rank
 from nanogpt_cli.training.request import ResumeRequest, TrainRequest
 from nanogpt_cli.training.start import Outcome, open_run, start, train_run
+from nanogpt_cli.training.state import out_of_patience
 
 ORPHAN_SECONDS = 20.0  # how long a rank whose launcher was killed has to save
 Request = TrainRequest | ResumeRequest
@@ -83,7 +85,11 @@ def _as_launcher(plan: Plan, machines: Nodes, say: Callable[[str], None]) -> Out
     launch_ranks(str(opened.path), plan.split.world_size // machines.count, machines, plan.peak, say)
     newest = newest_state(opened).checkpoint
     assert newest is not None
-    return Outcome(opened, newest["step"], newest["progress"]["best_loss"])
+    progress = RunProgress(**newest["progress"])
+    ended_by = ""
+    if progress.step < plan.config.train.max_iters:
+        ended_by = "--patience" if out_of_patience(plan.config, progress) else "its time limit"
+    return Outcome(opened, progress.step, progress.best_loss, ended_by=ended_by)
 
 
 def launch_ranks(run: str, count: int, machines: Nodes, peak: Peak | None, say: Callable[[str], None]) -> None:

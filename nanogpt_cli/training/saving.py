@@ -1,13 +1,16 @@
 """When a run saves, what it writes, and in words what could not be written."""
 
 import functools
+import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from nanogpt_cli.config.derived import save_interval
-from nanogpt_cli.errors import NanogptError, NonFiniteError, typed
+from nanogpt_cli.config.setting import shown
+from nanogpt_cli.errors import NanogptError, NonFiniteError, UserError, typed
 from nanogpt_cli.files import DiskFullError
 from nanogpt_cli.machine.distributed import Processes
 from nanogpt_cli.runs.checkpoint import link_or_copy, save_checkpoint, weights_only
@@ -15,6 +18,35 @@ from nanogpt_cli.runs.directory import RunDirectory
 from nanogpt_cli.runs.metrics import MetricsLog
 from nanogpt_cli.training.state import TrainingState
 from nanogpt_cli.view.plain import View
+
+SLURM_MARGIN = 30.0  # seconds before the end of the job, beside what saves take: the last step, and closing
+
+
+class Deadline:
+    """When this life of a run has to be over: --max-minutes after its start, or before its SLURM job is ended.
+
+    Raises:
+        UserError: SLURM_JOB_END_TIME is no time.
+    """
+
+    def __init__(self, max_minutes: float) -> None:
+        self.at, self.what = time.time() + 60 * max_minutes if max_minutes else math.inf, "--max-minutes"
+        self._longest_save = 0.0
+        if job_ends := os.environ.get("SLURM_JOB_END_TIME"):
+            if not job_ends.isdigit():
+                wrong = UserError(f"SLURM_JOB_END_TIME is {shown(job_ends)}: seconds since 1970 are needed. Unset it.")
+                wrong.shared = True
+                raise wrong
+            if int(job_ends) - SLURM_MARGIN < self.at:
+                self.at, self.what = int(job_ends) - SLURM_MARGIN, "the end of the SLURM job"
+
+    def saving_took(self, seconds: float) -> None:
+        """The next save may take as long, and must fit in."""
+        self._longest_save = max(self._longest_save, seconds)
+
+    def is_over(self) -> bool:
+        """Whether it is time to save and end."""
+        return time.time() + 2 * self._longest_save > self.at
 
 
 @dataclass
@@ -30,10 +62,12 @@ class Saver:
     tried: tuple[int, int] = field(init=False)  # the same of the last attempt
     wished: bool = False  # rank 0's clock says so, and every rank has heard
     now: Callable[[], float] = time.perf_counter
+    deadline: Deadline = field(init=False)
     _last: float = field(init=False)  # time of the last attempt
 
     def __post_init__(self) -> None:
         self.tried, self._last = self.saved, self.now()
+        self.deadline = Deadline(self.state.config.train.max_minutes)
 
     @property
     def saved_step(self) -> int:
@@ -74,7 +108,9 @@ class Saver:
             self.metrics.sync()
             previous = self.run.previous if settings.keep_previous else None
             save_checkpoint(checkpoint, self.run.checkpoint, previous=previous)
-            self.view.saved(step, self.run.checkpoint, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self.deadline.saving_took(seconds)
+            self.view.saved(step, self.run.checkpoint, seconds)
 
         # one that could not be linked when it was due: ckpt.pt is still of its step
         if self._is_milestone(self.saved_step) and not self._there(self.run.milestone(self.saved_step)):

@@ -43,7 +43,8 @@ class StepClock:
         self._began = now()
         self._running: float | None = None  # smoothed seconds a step
         self._last = 0.0
-        self._window: list[float] = [0.0, 0.0, 0.0]  # seconds, steps, data wait at its start
+        self._window = [0.0, 0.0]  # seconds since the last log step, and the data wait at its start
+        self._rated = [0.0, 0]  # seconds and steps of it that count for a rate
 
     def start(self) -> None:
         """A step begins."""
@@ -56,14 +57,16 @@ class StepClock:
         self.steps += 1
         self._last = seconds
         self._window[0] += seconds
-        self._window[1] += 1
         if self.steps > WARM_UP_STEPS:
+            self._rated = [self._rated[0] + seconds, self._rated[1] + 1]
             self._running = seconds if self._running is None else SMOOTHING * self._running + (1 - SMOOTHING) * seconds
 
     def add(self, seconds: float) -> None:
         """The last step took this much longer: the device was not done with it."""
         self.time_s += seconds
+        self._last += seconds
         self._window[0] += seconds
+        self._rated[0] += seconds * bool(self._rated[1])
 
     def figures(self, waited_s: float, *, window: bool) -> Figures:
         """The running rate, or at a log step the mean rate since the last one.
@@ -71,12 +74,12 @@ class StepClock:
         Args:
             waited_s: what the loop has waited for data in all.
         """
-        seconds, steps, waited_before = self._window
+        (seconds, waited_before), (rated, steps) = self._window, self._rated
         step_s = self._running or self._last
         share = (waited_s - waited_before) / seconds if seconds else 0.0
-        if window and steps:
-            step_s = seconds / steps
-            self._window = [0.0, 0.0, waited_s]
+        if window:
+            step_s = rated / steps if steps else self._last
+            self._window, self._rated = [0.0, waited_s], [0.0, 0]
         tokens_per_s = self.tokens_per_step / step_s if step_s else 0.0
         mfu = tokens_per_s * self.flops_per_token / self.peak_flops if self.peak_flops and self._running else None
         return Figures(

@@ -25,7 +25,7 @@ from nanogpt_cli.runs.checkpoint import (
     weights_only,
 )
 from nanogpt_cli.runs.directory import RunDirectory, create_run, lock
-from nanogpt_cli.runs.environment import environment
+from nanogpt_cli.runs.environment import environment, with_resume
 from nanogpt_cli.runs.metrics import MetricsLog
 from nanogpt_cli.runs.recovery import best_problem, newest_state
 from nanogpt_cli.training.init_from import initial_weights
@@ -50,6 +50,7 @@ class Outcome:
     step: int
     best_loss: float | None
     already_finished: bool = False
+    ended_by: str = ""  # "--patience", or what kept this life of the run from its end
 
 
 def start(plan: Plan, *, view: View | None = None) -> Outcome:
@@ -144,6 +145,7 @@ def _take_over(plan: Plan, run: RunDirectory) -> None:
     if plan.finished:
         return
     write_toml(run.config, plan.config_toml())
+    write_toml(run.environment, with_resume(run.environment, environment(plan.compute.describe())))
     metrics = MetricsLog(run.metrics)
     metrics.keep_through(plan.first_step, evaluated_step)
     metrics.close()
@@ -208,7 +210,7 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
             clock=StepClock(plan.tokens_per_step, flops_per_token(plan.config.model), all_peaks, progress.time_s),
         )
         training.train(_what_is_shown(plan, run, progress))
-    return Outcome(run, progress.step, progress.best_loss)
+    return Outcome(run, progress.step, progress.best_loss, ended_by=training.ended_by)
 
 
 def _what_is_shown(plan: Plan, run: RunDirectory, progress: RunProgress) -> Start:

@@ -97,6 +97,11 @@ def as_checkpoint(
     }
 
 
+def out_of_patience(config: Config, progress: RunProgress) -> bool:
+    """Whether the last evaluations, as many as `patience` says, brought nothing better."""
+    return 0 < config.train.patience <= progress.not_better
+
+
 def is_sharded(config: Config, processes: Processes) -> bool:
     """Whether the ranks share the model out among them (FSDP)."""
     return config.system.parallel == "fsdp" and processes.world_size > 1

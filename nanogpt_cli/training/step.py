@@ -4,7 +4,7 @@ Training takes it, and `mfu` times the same: the host only sends work to the dev
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +40,7 @@ class HostCopy:
 
 @dataclass
 class InFlight:
-    """An update that was sent to the device and has not been looked at: [loss, norm, skipped, stop, save]."""
+    """An update on the device that nobody has looked at: [loss, norm, skipped, stop, save, time is up]."""
 
     step: int
     rate: float
@@ -57,14 +57,12 @@ class TrainStep:
     compute: Compute
     processes: Processes
 
-    def __call__(
-        self, batches: Iterator[Batch], *, between: Callable[[], None], stop: bool = False, save: bool = False
-    ) -> Tensor:
+    def __call__(self, batches: Iterator[Batch], *, between: Callable[[], None], wishes: Sequence[bool]) -> Tensor:
         """Take the update after `state.progress.step`; returns what `update` does.
 
         Args:
             between: called before each micro-step; what it raises leaves the update unfinished.
-            stop, save: what this rank wishes; every rank learns the sum with the outcome.
+            wishes: of this rank; every rank learns the sum with the outcome.
         """
         config, step = self.state.config, self.state.progress.step
         if config.model.dropout:
@@ -77,7 +75,7 @@ class TrainStep:
                 micro_loss = self.forward(x, y)
                 self.backward(micro_loss)
             loss += micro_loss.detach()
-        return self.update(loss, stop=stop, save=save)
+        return self.update(loss, wishes)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The loss of a micro-batch, as its share of the update's mean."""
@@ -89,10 +87,10 @@ class TrainStep:
         """Add up the gradients of a micro-batch."""
         self.state.scaler.scale(loss).backward()
 
-    def update(self, loss: Tensor, *, stop: bool = False, save: bool = False) -> Tensor:
+    def update(self, loss: Tensor, wishes: Sequence[bool] = ()) -> Tensor:
         """Clip and apply the gradients unless something is not finite; all on the device, nobody waits.
 
-        Returns [loss, gradient norm before clipping, skipped, stop, save], the same on every rank.
+        Returns [loss, gradient norm before clipping, skipped, *wishes], the same on every rank.
         """
         optimizer, scaler = self.state.optimizer, self.state.scaler
         optimizer.take_gradients()
@@ -101,14 +99,14 @@ class TrainStep:
                 scaler.unscale_(part)
         norm = optimizer.clip(self.state.config.optim.grad_clip, add=self.processes.sum)
         # filled on the device: a tensor made of a list would be copied there, and the copy waits for all work before it
-        wishes = [torch.full_like(loss, float(wish)) for wish in (stop, save)]
-        shared = self.processes.sum(torch.stack([loss / self.processes.world_size, *wishes]))
+        flags = [torch.full_like(loss, float(wish)) for wish in wishes]
+        shared = self.processes.sum(torch.stack([loss / self.processes.world_size, *flags]))
         skip = 1 - (torch.isfinite(norm) & torch.isfinite(shared[0])).float()
         optimizer.step(skip)
         if scaler.is_enabled():
             scaler.update()
         optimizer.zero_grad()
-        return torch.stack([shared[0], norm, skip, shared[1], shared[2]])
+        return torch.cat([torch.stack([shared[0], norm, skip]), shared[1:]])
 
 
 def what_went_bad(step: int, loss: float, norm: float, scaler: torch.amp.GradScaler) -> str:

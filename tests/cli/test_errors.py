@@ -59,7 +59,7 @@ CODES = [
 def test_each_error_has_its_exit_code_and_one_line(fail, error: BaseException, code: int) -> None:
     found, message = fail(error)
     assert found == code
-    assert message.startswith("error: ")
+    assert message.startswith("stopped " if isinstance(error, errors.StoppedError) else "error: ")
     assert message.count("\n") == 1
     assert "Traceback" not in message
 
@@ -78,7 +78,7 @@ def test_text_of_others_commands_no_terminal(fail) -> None:
 def test_what_a_signal_interrupted_may_fail_in_its_own_way(fail) -> None:
     error = RuntimeError("cannot join thread before it is started")
     error.__context__ = errors.StoppedError("Stopped by SIGTERM.", 15)
-    assert fail(error) == (143, "error: Stopped by SIGTERM.\n")
+    assert fail(error) == (143, "stopped by SIGTERM.\n")
     error.__context__ = KeyboardInterrupt()
     assert fail(error) == (130, "error: interrupted\n")
 

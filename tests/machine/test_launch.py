@@ -186,7 +186,7 @@ def test_a_killed_launcher_takes_its_ranks_along_and_the_run_is_saved(lab: Lab) 
     lab.wait_for(lambda: not lab.processes(), LIMIT)
     assert time.monotonic() - killed < LIMIT
     assert torch.load(lab.run("run") / "ckpt.pt", weights_only=True)["step"] >= 3
-    assert (lab.folder / "err").read_text().count("error: Stopped by SIGTERM") == 1
+    assert (lab.folder / "err").read_text().count("stopped by SIGTERM") == 1
 
 
 def test_joining_ends_in_time_naming_the_missing_machine(lab: Lab) -> None:

@@ -3,12 +3,13 @@
 import math
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
 import torch
 
-from nanogpt_cli.errors import NanogptError, NonFiniteError, StoppedError
+from nanogpt_cli.errors import NanogptError, NonFiniteError, StoppedError, UserError
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.runs.checkpoint import load_training_state
 from nanogpt_cli.training import loop, saving, validation
@@ -162,7 +163,7 @@ def test_collapsed_loss_scale_stops(runs: Runner, monkeypatch: pytest.MonkeyPatc
         runs.train("collapse", dtype="float16")
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 def test_a_signal_saves_and_a_second_one_stops_at_once(
     runs: Runner, monkeypatch: pytest.MonkeyPatch, signum: int, code: int
 ) -> None:
@@ -256,6 +257,49 @@ def test_a_milestone_that_could_not_be_linked_is_made_up_for(runs: Runner, monke
     outcome = runs.train("once", max_iters=6, keep_every=2, eval_interval=100)
     assert any("The milestone of step 2 was not saved" in text for text in runs.view.said)
     assert load_training_state(outcome.run.milestone(2))["step"] == 2
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, *losses: float) -> None:
+    """Validation losses to come; the last one stays."""
+    left = list(losses)
+
+    def scripted_loss(model: Any, tokens: Any, *args: Any, **kwargs: Any) -> float:
+        if tokens.count != 510:  # train
+            return 1.0
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    monkeypatch.setattr(validation, "windows_loss", scripted_loss)
+
+
+def test_patience_ends_a_run_and_its_count_outlives_a_stop(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"max_iters": 20, "eval_interval": 2, "patience": 3}
+    scripted(monkeypatch, 5.0, 3.0, 4.0, 4.0, 2.0, 4.0)  # after steps 2, 4, 6...: the best is 10
+    outcome = runs.train("patient", **settings)
+    assert (outcome.step, outcome.ended_by) == (16, "--patience")
+    saved = load_training_state(outcome.run.checkpoint)["progress"]
+    assert (saved["best_step"], saved["not_better"], saved["evaluated_step"]) == (10, 3, 16)
+
+    scripted(monkeypatch, 5.0, 3.0, 4.0, 4.0, 2.0, 4.0)
+    assert runs.train("cut", **{**settings, "max_iters": 12, "lr_decay_iters": 20, "warmup_iters": 1}).ended_by == ""
+    assert runs.resume("cut", max_iters=20).step == 16
+    assert same_weights(outcome.run.checkpoint, runs.root / "cut" / "ckpt.pt")
+    assert runs.resume("cut").already_finished
+    assert runs.resume("cut", patience=4).step == 18
+
+
+def test_max_minutes_saves_and_ends(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"max_iters": 8, "dropout": 0.1, "eval_interval": 100}
+    whole = runs.train("whole", **settings)
+    outcome = runs.train("timed", max_minutes=1e-9, **settings)
+    assert (outcome.step, outcome.ended_by) == (2, "--max-minutes")  # heard one step later
+    assert load_training_state(outcome.run.checkpoint)["step"] == 2
+    assert runs.resume("timed", max_minutes=100).step == 8
+    assert same_weights(whole.run.checkpoint, outcome.run.checkpoint)
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 20))
+    assert runs.train("job", **settings).ended_by == "the end of the SLURM job"
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "soon")
+    with pytest.raises(UserError, match="SLURM_JOB_END_TIME is 'soon'"):
+        runs.train("wrong", **settings)
 
 
 def test_two_seeds_differ_and_one_seed_is_identical(runs: Runner) -> None:

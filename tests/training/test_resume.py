@@ -285,6 +285,18 @@ def test_config_toml_damaged_the_checkpoint_stands_in(runs: Runner) -> None:
     assert tomllib.loads((runs.root / "toml" / "config.toml").read_text())["train"]["max_iters"] == 6
 
 
+def test_each_life_of_a_run_is_recorded(runs: Runner) -> None:
+    path = runs.train("lives", max_iters=2).run.environment
+    first = tomllib.loads(path.read_text())
+    for until in (4, 6):
+        runs.resume("lives", max_iters=until)
+    told = tomllib.loads(path.read_text())
+    assert [life["versions"] for life in told.pop("resumed")] == [first["versions"]] * 2
+    assert told == first
+    path.write_text("[damaged")
+    assert runs.resume("lives", max_iters=8).step == 8
+
+
 def test_layouts_are_compared(runs: Runner) -> None:
     runs.train("layout", max_iters=4)
     runs.view.said.clear()

@@ -36,6 +36,15 @@ def test_time_outside_of_steps_does_not_count() -> None:
     assert figures["mfu"] == pytest.approx(2000 * 1e6 / 1e10)
 
 
+def test_warm_up_steps_count_for_no_rate() -> None:
+    hands = Hands()
+    clock = StepClock(100, 1.0, None, now=hands)
+    for seconds in (9.0, 5.0, 1.0, 1.0, 1.0):
+        run(clock, hands, seconds)
+    figures = clock.figures(0.0, window=True)
+    assert (figures["step_ms"], figures["time_s"]) == (pytest.approx(1000), pytest.approx(17))
+
+
 def test_mfu_is_unknown_until_warm_and_without_a_peak() -> None:
     hands = Hands()
     clock, blind = StepClock(10, 1e6, 1e9, now=hands), StepClock(10, 1e6, None, now=hands)
