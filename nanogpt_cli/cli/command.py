@@ -23,7 +23,7 @@ class Command(TyperCommand):
         """Typer sees the normalised line; completion of a half line sees it as it is."""
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
-        rest = super().parse_args(ctx, normalise(args, _flags(ctx)))
+        rest = super().parse_args(ctx, normalise(args, Flags.of(ctx)))
         if ctx.args:
             raise UserError(stray_words(ctx.command_path, ctx.args))
         return rest
@@ -56,7 +56,7 @@ class Group(TyperGroup):
         """Flags in front of the command are normalised, the command and what follows is left to it."""
         front = next((i for i, word in enumerate(args) if not word.startswith("-")), len(args))
         if not ctx.resilient_parsing:
-            args = [*normalise(args[:front], _flags(ctx)), *args[front:]]
+            args = [*normalise(args[:front], Flags.of(ctx)), *args[front:]]
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -81,10 +81,11 @@ class Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """A misspelt command is answered with the nearest one."""
         if args[0] not in self.commands_by_name and not ctx.resilient_parsing:
-            from nanogpt_cli.config.nanogpt import COMMANDS
+            from nanogpt_cli.config.nanogpt import elsewhere
 
             word, known = args[0], list(self.commands_by_name)
-            meant = f" {COMMANDS[word]}" if word in COMMANDS else did_you_mean(word, known)
+            answer = elsewhere()["commands"].get(word)
+            meant = f" {answer}" if answer else did_you_mean(word, known)
             raise UserError(f"nanogpt {word}: no such command.{meant} There are: {', '.join(known)}.")
         return super().resolve_command(ctx, args)
 
@@ -99,24 +100,6 @@ class Group(TyperGroup):
         records = [parameter.get_help_record(ctx) for parameter in self.get_params(ctx)]
         with formatter.section(_bold("Options")):
             formatter.write_dl([(_cyan(record[0]), record[1]) for record in records if record])
-
-
-def _flags(ctx: Any) -> Flags:
-    """The flags of the command that `ctx` is about to parse."""
-    flags = Flags(ctx.command_path)
-    for option in ctx.command.get_params(ctx):
-        if option.param_type_name != "option":
-            continue
-        long = [name for name in option.opts if name.startswith("--")]
-        if option.is_flag:
-            opposite = option.secondary_opts[0] if option.secondary_opts else None
-            flags.switches |= dict.fromkeys(long, opposite)
-            flags.switches |= dict.fromkeys(option.secondary_opts, long[0])
-        elif option.metavar == "auto|on|off":
-            flags.toggles |= set(long)
-        else:
-            flags.valued |= set(long)
-    return flags
 
 
 def styled(text: str, **style: Any) -> str:

@@ -1,6 +1,6 @@
 """`nanogpt mfu`: how fast a recipe or a run trains on this machine, and how large it is."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,13 +23,6 @@ FULL_TABLE = 50304  # GPT-2's vocabulary, padded: what a data set of the catalog
 CHARACTERS = 65  # of Shakespeare
 
 Peak = tuple[float, str] | None  # FLOP/s of one device, and how that is known
-
-
-@dataclass(frozen=True)
-class Subject:
-    title: str
-    config: Config  # with vocab_size set
-    data_set: "DataSet | None"
 
 
 @with_settings(only=SETTINGS)
@@ -56,64 +49,56 @@ def mfu(
     size: batch_size, step_ms, tokens_per_s, flops_per_s, mfu, memory_gib, stages_ms...) and sizing; what is unknown is
     null.
     """
-    subject = _find(what, flag_layer(flags))
+    title, given = _find(what, flag_layer(flags))
+    config, data_set = _with_vocabulary(given)
     from nanogpt_cli.machine.memory import explain_out_of_memory
     from nanogpt_cli.training import bench
     from nanogpt_cli.training.plan import compute_for, find_peak
 
-    config = subject.config
     compute = compute_for(config)
     compute.prepare()
     peak = find_peak(config, compute)
     known = peak and peak[0]
-    show.say(
-        f"{subject.title} on {compute.describe()}, {compute.dtype_name}, compile {'on' if compute.compile else 'off'}"
-    )
-    batch_size = config.train.batch_size if flags["batch_size"] is not None else _fitting_batch(subject, compute)
+    show.say(f"{title} on {compute.describe()}, {compute.dtype_name}, compile {'on' if compute.compile else 'off'}")
+    batch_size = config.train.batch_size
+    if flags["batch_size"] is None and compute.device.type != "cuda":  # what this machine may hold of the recipe's
+        fitting = bench.largest_batch(config, compute)
+        if fitting < batch_size:
+            show.say(f"batch size {fitting} instead of {batch_size}: more may not fit into memory")
+            batch_size = fitting
     if sweep:
         found = list(bench.sweep(config, compute, peak=known))
     else:
         with explain_out_of_memory(f"A smaller batch needs less: --batch-size {max(1, batch_size // 2)}, or --sweep"):
-            data = subject.data_set
-            found = [bench.measure(config, compute, batch_size=batch_size, peak=known, data_set=data)]
+            found = [bench.measure(config, compute, batch_size=batch_size, peak=known, data_set=data_set)]
     if profile is not None:
         with unwritable_named(profile, "Choose another folder: --profile DIR."):
             path = bench.profile(config, compute, batch_size=batch_size, folder=profile)
         show.say(f"trace: {path} (open it in ui.perfetto.dev)")
-    sizing = _sizing(subject, compute, found[-1].batch_size)
+    sizing = _sizing(config, compute, found[-1].batch_size)
     if json:
-        show.document(_document(subject, compute, peak, found, sizing))
+        about: dict[str, Any] = {"subject": title, "device": compute.describe(), "dtype": compute.dtype_name}
+        about |= {"compile": compute.compile, "deterministic": compute.deterministic}
+        about |= {"peak_tflops": peak and peak[0] / 1e12, "peak_source": peak and peak[1]}
+        show.document(about | {"measured": [{**asdict(one), "mfu": one.mfu} for one in found], "sizing": sizing})
+        return
+    if len(found) > 1:
+        columns = ["batch size", "ms a micro-step", "ms an update", "tokens/s", "TFLOP/s", "MFU", "memory GiB"]
+        show.table(columns, map(_row, found), left=0)
     else:
-        _print(peak, found, sizing)
+        show.groups([("speed", _speed(found[0], peak))], stderr=False)
+    show.groups(_sizing_groups(sizing), stderr=False)
 
 
-def _fitting_batch(subject: Subject, compute: "Compute") -> int:
-    """The recipe's batch size, or what a machine without CUDA may hold of it."""
-    from nanogpt_cli.training.bench import largest_batch
-
-    wanted = subject.config.train.batch_size
-    if compute.device.type == "cuda":
-        return wanted
-    fitting = min(wanted, largest_batch(subject.config, compute))
-    if fitting < wanted:
-        show.say(f"batch size {fitting} instead of {wanted}: more may not fit into memory")
-    return fitting
-
-
-def _find(what: str, changes: Layer) -> Subject:
-    """A preset by name, else a run by path or name.
-
-    Raises:
-        UserError: neither; names the nearest of both.
-    """
+def _find(what: str, changes: Layer) -> tuple[str, Config]:
+    """A preset by name, else a run by path or name, in words, and its settings; UserError names the nearest of both."""
     from nanogpt_cli.runs.directory import RUNS, RunDirectory, list_runs, read_config
     from nanogpt_cli.weights.resolve import find_run, look_up
 
     presets = preset_names()
     if what.replace("-", "_") in presets and not RunDirectory(Path(what)).config.exists():
         layer = preset_layer(what)
-        config = combine(layer, changes).config
-        return _subject(layer.origin, config)
+        return layer.origin, combine(layer, changes).config
     if look_up(what) is None and not Path(what).exists():
         runs = [run.name for run in list_runs()]
         near = did_you_mean(what, [*presets, *runs])
@@ -126,58 +111,29 @@ def _find(what: str, changes: Layer) -> Subject:
 
         architecture = load_checkpoint(run.checkpoint)["config"]["model"]
         config = config.replace("model", **{**architecture, "block_size": config.model.block_size})
-    return _subject(f"run {run.path}", config)
+    return f"run {run.path}", config
 
 
-def _subject(title: str, config: Config) -> Subject:
-    """With the data set, if it is here, and the size of the vocabulary."""
+def _with_vocabulary(config: Config) -> "tuple[Config, DataSet | None]":
+    """The settings with the size of the vocabulary, and the data set if it is here."""
     from nanogpt_cli.cli.progress import ProgressBar
     from nanogpt_cli.config.derived import data_folder
+    from nanogpt_cli.data import catalogue
     from nanogpt_cli.data.tokens.data_set import open_data_set
 
-    folder, data = data_folder(config), config.data
-    data_set = None
+    folder, data, data_set = data_folder(config), config.data, None
     if folder.is_dir():
         with ProgressBar() as progress:
             data_set = open_data_set(folder, token_dtype=data.token_dtype, tokenizer=data.tokenizer, progress=progress)
     if config.model.vocab_size is None:
-        rows = data_set.vocab_size if data_set else _usual_vocabulary(config.data.dataset)
+        if data_set is not None:
+            rows = data_set.vocab_size
+        else:
+            entry = catalogue.find(data.dataset)
+            rows = CHARACTERS if entry is not None and entry.tokenizer == "char" else FULL_TABLE
+            show.say(f"{data.dataset} is not prepared here: taking a vocabulary of {rows:,}")
         config = config.replace("model", vocab_size=rows)
-    return Subject(title, config, data_set)
-
-
-def _usual_vocabulary(dataset: str) -> int:
-    from nanogpt_cli.data import catalogue
-
-    entry = catalogue.find(dataset)
-    rows = CHARACTERS if entry is not None and entry.tokenizer == "char" else FULL_TABLE
-    show.say(f"{dataset} is not prepared here: taking a vocabulary of {rows:,}")
-    return rows
-
-
-def _document(
-    subject: Subject, compute: "Compute", peak: Peak, found: "list[Measurement]", sizing: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "subject": subject.title,
-        "device": compute.describe(),
-        "dtype": compute.dtype_name,
-        "compile": compute.compile,
-        "deterministic": compute.deterministic,
-        "peak_tflops": peak and peak[0] / 1e12,
-        "peak_source": peak and peak[1],
-        "measured": [{**asdict(one), "mfu": one.mfu} for one in found],
-        "sizing": sizing,
-    }
-
-
-def _print(peak: Peak, found: "list[Measurement]", sizing: dict[str, Any]) -> None:
-    if len(found) > 1:
-        columns = ["batch size", "ms a micro-step", "ms an update", "tokens/s", "TFLOP/s", "MFU", "memory GiB"]
-        show.table(columns, [_row(one) for one in found], left=0)
-    else:
-        show.groups([("speed", _speed(found[0], peak))], stderr=False)
-    show.groups(_sizing_groups(sizing), stderr=False)
+    return config, data_set
 
 
 def _row(one: "Measurement") -> list[str]:
@@ -204,46 +160,36 @@ def _speed(one: "Measurement", peak: Peak) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _sizing(subject: Subject, compute: "Compute", batch_size: int) -> dict[str, Any]:
+def _sizing(config: Config, compute: "Compute", batch_size: int) -> dict[str, Any]:
     """Parameters, FLOPs a token, and bytes of a checkpoint and of memory, by part."""
     from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token, memory_estimate, parameter_table
 
-    a, optimizer = subject.config.model, subject.config.optim.optimizer
+    a, optimizer = config.model, config.optim.optimizer
+    device, recompute = compute.device.type, config.system.activation_checkpointing
+    memory = memory_estimate(
+        a, batch_size, optimizer, compute.dtype_name, device=device, activation_checkpointing=recompute
+    )
     return {
         "parameters": parameter_table(a),
         "flops_per_token": {"palm": flops_per_token(a), "causal": flops_per_token(a, causal=True)},
         "checkpoint_bytes": checkpoint_bytes(a, optimizer),
-        "memory_bytes": memory_estimate(
-            a,
-            batch_size,
-            optimizer,
-            compute.dtype_name,
-            device=compute.device.type,
-            activation_checkpointing=subject.config.system.activation_checkpointing,
-        ),
+        "memory_bytes": memory,
         "batch_size": batch_size,
     }
 
 
 def _sizing_groups(sizing: dict[str, Any]) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    def rows(table: dict[str, int], unit: float, form: str, suffix: str) -> list[tuple[str, str, str]]:
-        total = sum(table.values())
-        parts = [(k, f"{v / unit:{form}}{suffix}", f"{v / total:.1%}") for k, v in table.items()]
+    def rows(key: str, unit: float, form: str, suffix: str) -> list[tuple[str, str, str]]:
+        total = sum(sizing[key].values())
+        parts = [(k, f"{v / unit:{form}}{suffix}", f"{v / total:.1%}") for k, v in sizing[key].items()]
         return [*parts, ("in all", f"{total / unit:{form}}{suffix}", "")]
 
-    flops = sizing["flops_per_token"]
+    palm, causal = (f"{sizing['flops_per_token'][kind] / 1e6:,.1f} M" for kind in ("palm", "causal"))
+    counted = ("PaLM", palm, "6N + 12LHQT, what MFU counts")
+    memory = f"memory at batch size {sizing['batch_size']}, estimated"
     return [
-        ("parameters", rows(sizing["parameters"], 1, ",.0f", "")),
-        (
-            "FLOPs a token",
-            [
-                ("PaLM", f"{flops['palm'] / 1e6:,.1f} M", "6N + 12LHQT, what MFU counts"),
-                ("causal", f"{flops['causal'] / 1e6:,.1f} M", "6N + 6LHQT, only what a causal mask leaves"),
-            ],
-        ),
-        ("checkpoint", rows(sizing["checkpoint_bytes"], 2**20, ",.1f", " MiB")),
-        (
-            f"memory at batch size {sizing['batch_size']}, estimated",
-            rows(sizing["memory_bytes"], 2**20, ",.1f", " MiB"),
-        ),
+        ("parameters", rows("parameters", 1, ",.0f", "")),
+        ("FLOPs a token", [counted, ("causal", causal, "6N + 6LHQT, only what a causal mask leaves")]),
+        ("checkpoint", rows("checkpoint_bytes", 2**20, ",.1f", " MiB")),
+        (memory, rows("memory_bytes", 2**20, ",.1f", " MiB")),
     ]

@@ -1,27 +1,31 @@
 """What people type, in the one form that Typer understands: nanoGPT's `--key=value` lines work as they are."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 from nanogpt_cli.config.setting import BOOLEANS
 from nanogpt_cli.errors import UserError, did_you_mean, typed
 
 MAY_BE_EMPTY = ("--prompt", "--stop")  # an empty text means something, or has a better answer
 UNSET = "Is a variable of your shell unset?"
+TOGGLE = "auto|on|off"  # the metavar of such flags; bare means on
 TOGGLE_WORDS = ("auto", *BOOLEANS)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Flags:
-    """The flags of one command, by what may follow them."""
+    """The flags of one command."""
 
     command: str  # as typed, for messages: "nanogpt train"
-    switches: dict[str, str | None] = field(default_factory=dict)  # a boolean flag -> the flag that says the opposite
-    toggles: set[str] = field(default_factory=set)  # auto, on or off; bare means on
-    valued: set[str] = field(default_factory=set)
+    options: dict[str, Any]  # what Typer knows of a flag, by each of its long names
 
-    def names(self) -> list[str]:
-        return sorted([*self.switches, *self.toggles, *self.valued])
+    @classmethod
+    def of(cls, ctx: Any) -> Self:
+        """Those of the command that `ctx` is about to parse."""
+        found = [option for option in ctx.command.get_params(ctx) if option.param_type_name == "option"]
+        names = ((name, option) for option in found for name in (*option.opts, *option.secondary_opts))
+        return cls(ctx.command_path, {name: option for name, option in names if name.startswith("--")})
 
 
 def normalise(arguments: list[str], flags: Flags) -> list[str]:
@@ -45,11 +49,23 @@ def normalise(arguments: list[str], flags: Flags) -> list[str]:
             continue
         name, equals, value = argument.partition("=")
         name = name.replace("_", "-")
-        if name in flags.switches:
-            done += _switch(name, value if equals else None, flags)
-        elif name.replace("--no-", "--", 1) in flags.toggles:
-            done.append(_toggle(name, value if equals else None, rest, flags))
-        elif name in flags.valued:
+        positive = name.replace("--no-", "--", 1)
+        option = flags.options.get(name)
+        if option is not None and option.is_flag:
+            if equals and value.lower() not in BOOLEANS:
+                raise UserError(f"{flags.command}: {name} is '{value}': true or false is needed.")
+            if not equals or BOOLEANS[value.lower()]:
+                done.append(name)
+            else:  # `--flag=false` is `--no-flag`, or nothing where there is no such flag
+                done += (option.secondary_opts if name in option.opts else option.opts)[:1]
+        elif positive in flags.options and flags.options[positive].metavar == TOGGLE:
+            if positive != name and equals:
+                raise UserError(f"{flags.command}: {name} takes no value.")
+            if not equals:  # `--compile` is `--compile=on`, `--no-compile` is `--compile=off`
+                follows = positive == name and rest and rest[0].lower() in TOGGLE_WORDS
+                value = rest.pop(0) if follows else "on" if positive == name else "off"
+            done.append(f"{positive}={value}")
+        elif option is not None:
             value = value if equals else _next_value(name, rest, flags)
             if not value and name not in MAY_BE_EMPTY:
                 raise UserError(f"{flags.command}: {name} needs a value; '' is none. {UNSET}")
@@ -59,31 +75,10 @@ def normalise(arguments: list[str], flags: Flags) -> list[str]:
     return done
 
 
-def _switch(name: str, value: str | None, flags: Flags) -> list[str]:
-    """`--flag=false` is `--no-flag`, or nothing where there is no such flag."""
-    if value is None:
-        return [name]
-    if value.lower() not in BOOLEANS:
-        raise UserError(f"{flags.command}: {name} is '{value}': true or false is needed.")
-    opposite = flags.switches[name]
-    return [name] if BOOLEANS[value.lower()] else [opposite] if opposite else []
-
-
-def _toggle(name: str, value: str | None, rest: list[str], flags: Flags) -> str:
-    """`--compile` is `--compile=on`, `--no-compile` is `--compile=off`."""
-    if name not in flags.toggles:
-        if value is not None:
-            raise UserError(f"{flags.command}: {name} takes no value.")
-        return f"{name.replace('--no-', '--', 1)}=off"
-    if value is None:
-        value = rest.pop(0) if rest and rest[0].lower() in TOGGLE_WORDS else "on"
-    return f"{name}={value}"
-
-
 def _next_value(name: str, rest: list[str], flags: Flags) -> str:
     """The argument behind a flag that needs one; a flag of this command there means that it was forgotten."""
     following = rest[0].partition("=")[0].replace("_", "-") if rest else ""
-    if not rest or following in flags.names():
+    if not rest or following in flags.options:
         found = f"{rest[0]} follows" if rest else "nothing follows"
         raise UserError(f"{flags.command}: {name} needs a value; {found}. Type {name}=VALUE.")
     return rest.pop(0)
@@ -91,12 +86,11 @@ def _next_value(name: str, rest: list[str], flags: Flags) -> str:
 
 def unknown_flag(name: str, flags: Flags) -> str:
     """What to type instead of a flag that does not exist."""
-    from nanogpt_cli.config.nanogpt import ELSEWHERE
+    from nanogpt_cli.config.nanogpt import elsewhere
 
-    plain = name.removeprefix("--").replace("-", "_")
-    if plain in ELSEWHERE:
-        return f"{flags.command}: there is no {name}. {ELSEWHERE[plain]}"
-    near = did_you_mean(name.strip("-"), [known.strip("-") for known in flags.names()]).replace("mean ", "mean --")
+    if answer := elsewhere()["flags"].get(name.removeprefix("--").replace("-", "_")):
+        return f"{flags.command}: there is no {name}. {answer}"
+    near = did_you_mean(name, sorted(flags.options))
     return f"{flags.command}: there is no {name}.{near} {flags.command} --help lists all."
 
 

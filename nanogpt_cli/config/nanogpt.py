@@ -2,7 +2,9 @@
 
 import ast
 import operator
+import tomllib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -10,27 +12,6 @@ from nanogpt_cli.config.schema import settings
 from nanogpt_cli.config.setting import shown
 from nanogpt_cli.errors import UserError, typed
 
-# names of nanoGPT's train.py and sample.py that are no settings here, and some that other programs have
-ELSEWHERE = {
-    "out_dir": "A run's folder is --run DIR for train, and the first word of the other commands.",
-    "eval_only": "Type nanogpt eval RUN.",
-    "always_save_checkpoint": "The last and the best checkpoint are both always kept.",
-    "decay_lr": "A constant rate is --schedule constant.",
-    "wandb_log": "Type --wandb.",
-    "start": "Type --prompt TEXT, or --prompt-file FILE.",
-    "num_samples": "That is a flag of nanogpt sample.",
-    "max_new_tokens": "That is a flag of nanogpt sample.",
-    "resume": "Type nanogpt resume RUN.",
-    "overwrite": "Nothing is ever overwritten: choose another --run.",
-    "lr": "Type --learning-rate.",
-    "steps": "Type --max-iters; an iteration is one update.",
-    "epochs": "Type --max-iters; the plan, shown by --dry-run, says how many epochs that is.",
-    "cpu": "Type --device cpu.",
-    "input": "Paths need no flag: type nanogpt prepare PATH.",
-    "output": "Results go to stdout: type > FILE behind the command.",
-    "preset": "A recipe is for nanogpt train and nanogpt mfu; a run keeps its settings.",
-    "config": "A file of settings is for nanogpt train; a run keeps its settings.",
-}
 ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -38,14 +19,12 @@ ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
-# words in the place of a command, of nanoGPT's scripts and of other programs
-COMMANDS = {
-    "help": "Type nanogpt --help.",
-    "version": "Type nanogpt --version.",
-    "bench": "Type nanogpt mfu PRESET.",
-    "finetune": "Type nanogpt train --init-from MODEL.",
-    "generate": "Type nanogpt sample MODEL.",
-}
+
+
+@cache
+def elsewhere() -> dict[str, dict[str, str]]:
+    """What to type instead of "flags" and "commands" that are not here, by name."""
+    return tomllib.loads(Path(__file__).with_name("elsewhere.toml").read_text("utf-8"))
 
 
 def refuse_python(path: Path) -> NoReturn:
@@ -120,10 +99,10 @@ def _translate(name: str, value: Any) -> tuple[str | None, Any, str]:
     if name == "init_from" and value == "scratch":
         return name, None, ""
     if name == "init_from" and value == "resume":
-        return None, None, ELSEWHERE["resume"]
+        return None, None, elsewhere()["flags"]["resume"]
     known = settings().get(name)
     if known is None:
-        return None, None, ELSEWHERE.get(name, "no setting of nanogpt")
+        return None, None, elsewhere()["flags"].get(name, "no setting of nanogpt")
     try:
         return name, known.check(value), ""
     except ValueError as error:

@@ -1,18 +1,30 @@
 """Every spelling people bring along ends as the one that Typer understands, and values stay as they are."""
 
+from typing import Annotated
+
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nanogpt_cli.cli.parsing import Flags, normalise
 from nanogpt_cli.errors import UserError
 
-FLAGS = Flags(
-    "nanogpt train",
-    switches={"--bias": "--no-bias", "--no-bias": "--bias", "--dry-run": None, "--help": None},
-    toggles={"--compile"},
-    valued={"--learning-rate", "--prompt", "--run"},
-)
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def train(
+    bias: bool = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run")] = False,
+    compile: Annotated[str, typer.Option(metavar="auto|on|off")] = "auto",
+    learning_rate: str = "",
+    prompt: str = "",
+    run: str = "",
+) -> None: ...
+
+
+FLAGS = Flags.of(typer.Context(typer.main.get_command(app), info_name="nanogpt train"))
 
 SPELLINGS = [
     (["--learning_rate=1e-3"], ["--learning-rate=1e-3"]),
@@ -95,5 +107,5 @@ def test_a_normalised_line_stays_as_it_is(typed: list[str]) -> None:
 @given(value=st.text())
 def test_any_value_arrives_unchanged(value: str) -> None:
     assert normalise([f"--prompt={value}"], FLAGS) == [f"--prompt={value}"]
-    if value.partition("=")[0].replace("_", "-") not in FLAGS.names():
+    if value.partition("=")[0].replace("_", "-") not in FLAGS.options:
         assert normalise(["--prompt", value], FLAGS) == [f"--prompt={value}"]

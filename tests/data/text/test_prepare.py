@@ -575,7 +575,8 @@ def test_what_is_broken_is_made_again_by_the_line_that_is_advised(tmp_path, dama
         val.write_bytes(content[damage])
     with pytest.raises(UserError) as caught:
         open_data_set(made.folder)
-    line = "nanogpt prepare 'my text.txt' --tokenizer bytes --separator said. --split documents --val-fraction 0.3 --name q"
+    flags = "--tokenizer bytes --separator said. --split documents --val-fraction 0.3 --name q"
+    line = f"nanogpt prepare 'my text.txt' {flags}"
     assert str(caught.value).endswith(line)
     heard = Heard()
     again = prepare_paths(["my text.txt"], progress=heard, **how)
