@@ -29,11 +29,12 @@ def export(
     """
     import torch
 
-    from nanogpt_cli.weights.export import export_model, foreign_switches
+    from nanogpt_cli.weights.export import export_model
+    from nanogpt_cli.weights.hugging_face import leaves_as
 
     loaded = load(model, checkpoint)
-    gpt2 = not foreign_switches(loaded.model.config)
-    files, remark = _tokenizer_files(loaded.tokenizer, loaded.model.config.block_size, gpt2)
+    kind, _ = leaves_as(loaded.model.config)
+    files, remark = _tokenizer_files(loaded.tokenizer, loaded.model.config.block_size, kind == "gpt2")
     with unwritable_named(folder, "Name another folder."):
         done = export_model(
             loaded.model,

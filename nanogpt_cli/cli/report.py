@@ -45,11 +45,18 @@ def plan_rows(plan: "Plan") -> list[Row]:
 
 def _model_rows(plan: "Plan") -> list[Row]:
     from nanogpt_cli.model.sizes import parameter_table
+    from nanogpt_cli.weights.hugging_face import leaves_as
 
     m, d = plan.config.model, plan.data_set
     vocabulary = f"vocabulary {m.vocab_size:,}: {plan.derived.reasons.get('vocab_size', 'as set')}"
     shape = f"{m.n_layer} layers, {m.n_head} heads, width {m.n_embd}, context {m.block_size}"
-    rows = [("model", shape, ""), ("parameters", f"{sum(parameter_table(m).values()):,}", vocabulary)]
+    kind, obstacles = leaves_as(m)
+    who, why = ("nanogpt alone", ", ".join(obstacles)) if obstacles else (kind, "what export writes for other programs")
+    rows = [
+        ("model", shape, ""),
+        ("exports as", who, why),
+        ("parameters", f"{sum(parameter_table(m).values()):,}", vocabulary),
+    ]
     if plan.weights_from is not None:
         rows.append(("weights", plan.weights_from, f"init_from {plan.config.train.init_from}"))
     elif plan.resume_point is None:

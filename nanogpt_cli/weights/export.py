@@ -1,4 +1,4 @@
-"""A model as a folder for other programs: Hugging Face's GPT-2 where the architecture is one, our own description else.
+"""A model as a folder for other programs: Hugging Face's GPT-2, Llama or Qwen3, our own description where it is none.
 
 The folder is written beside its final name, read back with our own reader, compared, and only then renamed.
 """
@@ -19,10 +19,10 @@ from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.files import TEMPORARY_PREFIX, disk_full_named, give_usual_mode, sync_folder
 from nanogpt_cli.model.build import parameter_shapes
 from nanogpt_cli.model.gpt import GPT
-from nanogpt_cli.weights.hugging_face import ACTIVATIONS, HEAD, OURS, PREFIX, read_folder, to_stored
+from nanogpt_cli.weights.hugging_face import HEAD, LAYOUTS, OURS, config_of, leaves_as, plain, read_folder
 from nanogpt_cli.weights.pretrained import CONFIG, WEIGHTS, needs_extra
 
-ARCHITECTURE = ("position", "norm", "qk_norm", "embed_norm", "logit_softcap")  # must be GPT-2's to export as GPT-2
+FAMILIES = {"gpt2": "GPT-2", "llama": "Llama", "qwen3": "Qwen3"}
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Exported:
     """What was written."""
 
     folder: Path
-    format: str  # "gpt2" or "nanogpt"
+    format: str  # "gpt2", "llama", "qwen3" or "nanogpt"
     tensors: int
     parameters: int
     bytes: int
@@ -62,12 +62,12 @@ def export_model(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists already, and nothing is overwritten. Name a new folder.")
     settings, tensors, notes = _prepared(model, tokenizer_size, dtype)
-    foreign = foreign_switches(settings)
+    kind, obstacles = leaves_as(settings)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=folder.parent))
     try:
         with disk_full_named(folder):
-            _write_model(temporary, settings, tensors, eot, dtype)
+            _write_model(temporary, settings, tensors, kind, eot, dtype)
             for name, content in tokenizer_files.items():
                 (temporary / name).write_bytes(content)
             _make_durable(temporary)
@@ -78,21 +78,12 @@ def export_model(
     sync_folder(folder.parent)
     return Exported(
         folder=folder,
-        format=OURS if foreign else "gpt2",
+        format=kind or OURS,
         tensors=len(tensors),
         parameters=sum(t.numel() for t in tensors.values()),
         bytes=sum(path.stat().st_size for path in folder.iterdir()),
-        notes=[_readers(foreign), *notes, *([] if foreign else _remarks(settings))],
+        notes=[_readers(kind, obstacles), *notes, *(_remarks(settings) if kind == "gpt2" else [])],
     )
-
-
-def foreign_switches(settings: ModelSettings) -> list[str]:
-    """The settings that make an architecture something else than GPT-2, as `name = value`."""
-    plain = ModelSettings()
-    names = [name for name in ARCHITECTURE if getattr(settings, name) != getattr(plain, name)]
-    if settings.activation not in ACTIVATIONS.values():
-        names.append("activation")
-    return [f"{name} = {getattr(settings, name)}" for name in names]
 
 
 def _prepared(
@@ -118,47 +109,19 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _write_model(
-    folder: Path, settings: ModelSettings, tensors: dict[str, Tensor], eot: int | None, dtype: torch.dtype
+    folder: Path, settings: ModelSettings, tensors: dict[str, Tensor], kind: str, eot: int | None, dtype: torch.dtype
 ) -> None:
-    if foreign_switches(settings):
-        _save(folder, tensors)
-        description = {"model_type": OURS, "eos_token_id": eot, "torch_dtype": _name(dtype)}
-        _write_json(folder / CONFIG, description | {OURS: asdict(settings)})
-    else:
-        _save(folder, _as_gpt2(settings, tensors, dtype))
-        _write_json(folder / CONFIG, gpt2_config(settings, eot, dtype))
-        _write_json(folder / "generation_config.json", {"bos_token_id": eot, "eos_token_id": eot})
-
-
-def _as_gpt2(settings: ModelSettings, tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Tensors by Hugging Face's names and in its orientation, with the biases that its readers expect."""
-    with_biases = parameter_shapes(replace(settings, bias=True))
-    zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in with_biases.items() if name not in tensors}
-    return {(n if n == HEAD else PREFIX + n): to_stored(n, t) for n, t in (tensors | zeros).items()}
-
-
-def gpt2_config(settings: ModelSettings, eot: int | None, dtype: torch.dtype) -> dict[str, Any]:
-    """config.json of a Hugging Face GPT-2, with our settings beside theirs."""
-    return {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "vocab_size": settings.vocab_size,
-        "n_positions": settings.block_size,
-        "n_ctx": settings.block_size,  # llama.cpp's converter asks for it
-        "n_embd": settings.n_embd,
-        "n_layer": settings.n_layer,
-        "n_head": settings.n_head,
-        "activation_function": "gelu" if settings.activation == "gelu" else "gelu_new",
-        "layer_norm_epsilon": 1e-5,
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "tie_word_embeddings": settings.tie_weights,
-        "bos_token_id": eot,
-        "eos_token_id": eot,
-        "torch_dtype": _name(dtype),
-        OURS: asdict(settings),
-    }
+    numbers = {"bos_token_id": eot, "eos_token_id": eot}
+    # Transformers 4 reads torch_dtype, 5 dtype
+    config: dict[str, Any] = {"model_type": OURS, OURS: asdict(settings)} if not kind else config_of(settings, kind)
+    _write_json(folder / CONFIG, config | numbers | dict.fromkeys(("dtype", "torch_dtype"), _name(dtype)))
+    if kind == "gpt2":  # its readers expect biases
+        with_biases = parameter_shapes(replace(settings, bias=True))
+        tensors = tensors | {n: torch.zeros(s, dtype=dtype) for n, s in with_biases.items() if n not in tensors}
+    if kind:
+        tensors = LAYOUTS[kind].to_theirs(settings, tensors)
+        _write_json(folder / "generation_config.json", numbers)
+    _save(folder, {name: tensor.contiguous() for name, tensor in tensors.items()})
 
 
 def _save(folder: Path, tensors: dict[str, Tensor]) -> None:
@@ -184,21 +147,22 @@ def _make_durable(folder: Path) -> None:
 
 def _compare(folder: Path, settings: ModelSettings, tensors: dict[str, Tensor]) -> None:
     """Read the folder as anyone would, and hold it against what was meant, bit for bit."""
-    read_settings, read_tensors = read_folder(folder)
-    if replace(read_settings, dropout=settings.dropout, zero_init=settings.zero_init) != settings:
+    read_settings, read_tensors, _ = read_folder(folder)
+    if replace(read_settings, dropout=settings.dropout, zero_init=settings.zero_init) != plain(settings):
         raise NanogptError(f"Export failed: the settings read back as {read_settings}.")
     wrong = [n for n, t in tensors.items() if n not in read_tensors or not torch.equal(read_tensors[n], t)]
     if wrong or len(read_tensors) != len(tensors):
         raise NanogptError(f"Export failed: {', '.join(wrong) or 'the set of tensors'} reads back differently.")
 
 
-def _readers(foreign: list[str]) -> str:
-    if foreign:
-        return (
-            f"This architecture is no GPT-2 ({', '.join(foreign)}), so transformers, vLLM and llama.cpp cannot run it: "
-            "the folder holds safetensors by our own names and our own config.json, and `nanogpt` reads it."
-        )
-    return "A Hugging Face GPT-2 folder: transformers and `nanogpt` read it; written for vLLM and llama.cpp too."
+def _readers(kind: str, obstacles: list[str]) -> str:
+    if kind:
+        name = FAMILIES[kind]
+        return f"A Hugging Face {name} folder: transformers and `nanogpt` read it; written for vLLM and llama.cpp too."
+    return (
+        f"This architecture is none that others know ({', '.join(obstacles)}), so transformers, vLLM and llama.cpp "
+        "cannot run it: the folder holds safetensors by our own names and our own config.json, and `nanogpt` reads it."
+    )
 
 
 def _remarks(settings: ModelSettings) -> list[str]:

@@ -1,27 +1,27 @@
-"""GPT-2 as Hugging Face keeps it: a folder with config.json and model.safetensors, read without their library.
+"""Models as Hugging Face keeps them, for GPT-2, Llama and Qwen3: a folder with config.json and safetensors.
 
-Differences to our own naming: an optional prefix `transformer.`, mask buffers to skip, and the four matrices of a block
-stored (in, out), the transpose of ours.
+Read and written without their library. What differs from our naming stands in LAYOUTS: names, matrices that we keep
+one above the other, and matrices stored (in, out).
 """
 
-import json
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.errors import UserError
+from nanogpt_cli.foreign import count, field, read_json
 from nanogpt_cli.model.build import check_shapes, parameter_shapes, shapes_of
+from nanogpt_cli.model.gpt import stacked_matrices
 from nanogpt_cli.weights.pretrained import CONFIG, WEIGHTS, needs_extra
 
-PREFIX = "transformer."
-MASKS = (".attn.bias", ".attn.masked_bias")
-TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 HEAD = "lm_head.weight"
-OURS = "nanogpt"  # key of our settings in a config.json that we wrote, and model_type of what is no GPT-2
+OURS = "nanogpt"  # key of our settings in a config.json that we wrote, and model_type of what is no other's
+NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # masks and angles that old files carry
 
 ACTIVATIONS: dict[str, Literal["gelu_tanh", "gelu"]] = {
     "gelu_new": "gelu_tanh",
@@ -30,46 +30,269 @@ ACTIVATIONS: dict[str, Literal["gelu_tanh", "gelu"]] = {
 }
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder.
+@dataclass(frozen=True)
+class Layout:
+    """Where a model type keeps our parameters."""
+
+    architecture: str
+    prefix: str  # of all names but the head's; some files leave it out
+    blocks: str
+    names: Mapping[str, tuple[str, ...]]  # our module -> theirs; several stand one above the other in ours
+    transposed: tuple[str, ...] = ()
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        """Their names for our parameter `name`."""
+        module, _, kind = name.rpartition(".")
+        start = self.prefix
+        if name == HEAD:
+            return (HEAD,)
+        if module.startswith("h."):
+            _, number, module = module.split(".", 2)
+            start += f"{self.blocks}.{number}."
+        return tuple(f"{start}{part}.{kind}" for part in self.names.get(module, (module,)))
+
+    def to_theirs(self, settings: ModelSettings, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Our tensors under their names and in their orientation."""
+        heights, found = stacked_matrices(settings), {}
+        for name, tensor in tensors.items():
+            tensor = tensor.t().contiguous() if name.endswith(self.transposed) else tensor
+            parts = self.parts(name)
+            rows = next((rows for end, rows in heights.items() if name.endswith(end)), ())
+            found |= dict(zip(parts, tensor.split(rows) if len(parts) > 1 else (tensor,), strict=True))
+        return found
+
+    def from_theirs(self, names: Mapping[str, Any], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Their tensors under `names` of ours and in our orientation."""
+        found = {}
+        for name in names:
+            pieces = [stored[part] for part in self.parts(name)]
+            tensor = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+            found[name] = tensor.t().contiguous() if name.endswith(self.transposed) else tensor
+        return found
+
+
+_LLAMA_NAMES = {
+    "wte": ("embed_tokens",),
+    "ln_f": ("norm",),
+    "ln_1": ("input_layernorm",),
+    "attn.c_attn": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attn.q_norm": ("self_attn.q_norm",),
+    "attn.k_norm": ("self_attn.k_norm",),
+    "attn.c_proj": ("self_attn.o_proj",),
+    "ln_2": ("post_attention_layernorm",),
+    "mlp.c_fc": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.c_proj": ("mlp.down_proj",),
+}
+LAYOUTS = {
+    "gpt2": Layout("GPT2LMHeadModel", "transformer.", "h", {}, ("c_attn.weight", "c_proj.weight", "c_fc.weight")),
+    "llama": Layout("LlamaForCausalLM", "model.", "layers", _LLAMA_NAMES),
+    "qwen3": Layout("Qwen3ForCausalLM", "model.", "layers", _LLAMA_NAMES),
+}
+# what must stand in config.json, if anything does: the first value is theirs where nothing does
+FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
+    "gpt2": {
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+        "activation_function": tuple(ACTIVATIONS),
+    },
+    "llama": {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)},
+    "qwen3": {"hidden_act": ("silu",), "attention_bias": (False,), "use_sliding_window": (False,)},
+}
+
+
+def plain(settings: ModelSettings) -> ModelSettings:
+    """The same architecture with every size unset that follows from the others."""
+    derived = {"n_kv_head": "kv_heads", "head_dim": "head_width", "n_inner": "inner_width", "norm_eps": "eps"}
+    none: dict[str, Any] = dict.fromkeys(derived)
+    unset = replace(settings, **none)
+    same = {n: none[n] for n, value in derived.items() if getattr(settings, value) == getattr(unset, value)}
+    return replace(settings, **same)
+
+
+def leaves_as(settings: ModelSettings) -> tuple[str, list[str]]:
+    """The model type that other programs know this architecture as, or "" and what stands in the way.
+
+    The obstacles are settings, as `name = value`, that the nearest type does not have.
+    """
+    s = plain(settings)
+    gpt2 = {
+        "position": s.position == "learned",
+        "norm": s.norm == "layernorm",
+        "activation": s.activation in ACTIVATIONS.values(),
+        "qk_norm": not s.qk_norm,
+        "n_kv_head": s.n_kv_head is None,
+        "head_dim": s.head_dim is None,
+    }
+    llama = {
+        "position": s.position == "rotary",
+        "rope_theta": s.rope_theta is not None,
+        "norm": s.norm == "rmsnorm",
+        "activation": s.activation == "swiglu",
+        "bias": not s.bias,
+        "qk_gain": s.qk_gain == s.qk_norm,
+        "n_head": s.n_embd % s.n_head == 0,  # Transformers asks for it
+    }
+    both = {"embed_norm": not s.embed_norm, "logit_softcap": s.logit_softcap == 0}
+    wrong = [[name for name, fits in (tests | both).items() if not fits] for tests in (gpt2, llama)]
+    if not wrong[0]:
+        return "gpt2", []
+    if not wrong[1]:
+        return ("qwen3" if s.qk_norm else "llama"), []
+    return "", [f"{name} = {getattr(s, name)}" for name in min(wrong, key=len)]
+
+
+def config_of(settings: ModelSettings, kind: str) -> dict[str, Any]:
+    """What config.json says of an architecture of this model type, for Transformers 4 and 5."""
+    s = settings
+    common = {
+        "model_type": kind,
+        "architectures": [LAYOUTS[kind].architecture],
+        "vocab_size": s.vocab_size,
+        "tie_word_embeddings": s.tie_weights,
+    }
+    if kind == "gpt2":
+        return common | {
+            "n_positions": s.block_size,
+            "n_ctx": s.block_size,  # llama.cpp's converter asks for it
+            "n_embd": s.n_embd,
+            "n_layer": s.n_layer,
+            "n_head": s.n_head,
+            "n_inner": s.n_inner,
+            "activation_function": "gelu" if s.activation == "gelu" else "gelu_new",
+            "layer_norm_epsilon": s.eps,
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+            OURS: asdict(s),
+        }
+    return common | {
+        "hidden_size": s.n_embd,
+        "intermediate_size": s.inner_width,
+        "num_hidden_layers": s.n_layer,
+        "num_attention_heads": s.n_head,
+        "num_key_value_heads": s.kv_heads,
+        "head_dim": s.head_width,
+        "max_position_embeddings": s.block_size,
+        "hidden_act": "silu",
+        "rms_norm_eps": s.eps,
+        "attention_bias": False,
+        "rope_theta": s.rope_theta,  # Transformers 4; 5 reads the table
+        "rope_parameters": {"rope_type": "default", "rope_theta": s.rope_theta},
+    }
+
+
+def settings_of(config: dict[str, Any], path: Path) -> ModelSettings:
+    """Our settings for the config.json of a GPT-2, Llama or Qwen3.
 
     Raises:
-        UserError: missing, or no JSON object.
+        UserError: another model type, a switch that our model does not have, or sizes that cannot be; names them.
+    """
+    kind = config.get("model_type")
+    if kind not in LAYOUTS:
+        raise UserError(f"{path}: model_type is {kind!r}; {', '.join(LAYOUTS)} can be read.")
+    for key, allowed in FIXED[kind].items():
+        if config.get(key, allowed[0]) not in allowed:
+            raise UserError(f"{path}: {key} is {config[key]!r}; readable is {' or '.join(map(repr, allowed))}.")
+
+    def size(key: str) -> int:
+        return count(config, key, path)
+
+    def optional(key: str) -> int | None:
+        return None if config.get(key) is None else size(key)
+
+    found: dict[str, Any]
+    if kind == "gpt2":
+        found = {
+            "n_layer": size("n_layer"),
+            "n_head": size("n_head"),
+            "n_embd": size("n_embd"),
+            "n_inner": optional("n_inner"),
+            "block_size": size("n_positions" if "n_positions" in config else "n_ctx"),
+            "activation": ACTIVATIONS[config.get("activation_function", "gelu_new")],
+            "norm_eps": config.get("layer_norm_epsilon", 1e-5),
+        }
+    else:
+        found = {
+            "n_layer": size("num_hidden_layers"),
+            "n_head": size("num_attention_heads"),
+            "n_kv_head": optional("num_key_value_heads"),
+            "head_dim": 128 if kind == "qwen3" and "head_dim" not in config else optional("head_dim"),
+            "n_embd": size("hidden_size"),
+            "n_inner": size("intermediate_size"),
+            "block_size": size("max_position_embeddings"),
+            "bias": False,
+            "activation": "swiglu",
+            "position": "rotary",
+            "rope_theta": _rope_theta(config, path),
+            "norm": "rmsnorm",
+            "norm_eps": config.get("rms_norm_eps", 1e-6),
+            "qk_norm": kind == "qwen3",
+            "qk_gain": kind == "qwen3",
+        }
+    tied = config.get("tie_word_embeddings", kind == "gpt2")
+    try:
+        settings = ModelSettings(vocab_size=size("vocab_size"), tie_weights=tied, **found)
+    except UserError as error:
+        raise UserError(f"{path}: not the description of a {kind}: {error}") from None
+    if wrong := settings.contradictions():
+        raise UserError(f"{path}: {wrong[0][1]}")
+    return plain(settings)
+
+
+def _rope_theta(config: dict[str, Any], path: Path) -> float:
+    table = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    layers = set(config.get("layer_types") or ["full_attention"])
+    if not isinstance(table, dict) or table.get("rope_type", table.get("type", "default")) != "default":
+        raise UserError(f"{path}: rotary positions are scaled ({table}); only plain ones can be read.")
+    if layers != {"full_attention"}:
+        raise UserError(f"{path}: layer_types has {', '.join(map(str, layers))}; only full_attention can be read.")
+    return field({"rope_theta": 10000.0, **config, **table}, "rope_theta", float, path, lambda theta: theta > 1)
+
+
+class ModelFolder(NamedTuple):
+    """What `read_folder` finds, by our names and in our orientation."""
+
+    settings: ModelSettings
+    tensors: dict[str, Tensor]
+    notes: tuple[str, ...]  # what was left out or differs from what config.json says
+
+
+def read_folder(folder: Path) -> ModelFolder:
+    """Settings and weights of a GPT-2, Llama or Qwen3, or of what `export` wrote for another architecture.
+
+    Every tensor of the files is used, or named in the notes.
+
+    Raises:
+        UserError: another model, or tensors that do not fit; names them.
     """
     path = folder / CONFIG
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise UserError(f"{folder}: no {CONFIG}, so this is no Hugging Face model folder.") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: a JSON object is needed, found {type(content).__name__}.")
-    return content
-
-
-def read_folder(folder: Path) -> tuple[ModelSettings, dict[str, Tensor]]:
-    """Settings and weights, by our names and in our orientation, of a model folder.
-
-    Reads Hugging Face's GPT-2 and what `export` wrote for other architectures.
-
-    Raises:
-        UserError: no GPT-2, a variant that computes something else, or tensors that do not fit; names them.
-    """
-    config = read_config(folder)
+    config = read_json(path)
+    stored = dict(_stored(folder))
     if config.get("model_type") == OURS:
-        settings = _own_settings(config, folder)
-        tensors = dict(_stored(folder))
-        check_shapes(shapes_of(tensors), parameter_shapes(settings), str(folder))
-        return settings, tensors
-    settings = gpt2_settings(config, folder / CONFIG)
-    tensors = {name: t for name, t in _stored(folder) if name != HEAD or not settings.tie_weights}
-    shapes = parameter_shapes(settings)
-    expected = {name: shape[::-1] if name.endswith(TRANSPOSED) else shape for name, shape in shapes.items()}
-    check_shapes(shapes_of(tensors), expected, str(folder))
-    if OURS in config and not _own_settings(config, folder).bias:
+        settings = _own_settings(config, path)
+        check_shapes(shapes_of(stored), parameter_shapes(settings), str(folder))
+        return ModelFolder(settings, stored, ())
+    settings, notes = settings_of(config, path), []
+    layout = LAYOUTS[config["model_type"]]
+    stored = {n if n == HEAD or n.startswith(layout.prefix) else layout.prefix + n: t for n, t in stored.items()}
+    if left := [name for name in stored if name.endswith(NO_WEIGHTS)]:
+        notes.append(f"left out, since they are no weights: {left[0]} and {len(left) - 1} more of the kind")
+    stored = {name: t for name, t in stored.items() if name not in left}
+    if settings.tie_weights and HEAD in stored:
+        table = stored.get(layout.parts("wte.weight")[0])
+        if table is not None and torch.equal(stored[HEAD], table):
+            del stored[HEAD]
+        else:
+            notes.append(f"{CONFIG} says that the head is the token table, but {HEAD} differs: it is read as its own")
+            settings = replace(settings, tie_weights=False)
+    if settings.n_layer > len(stored):
+        raise UserError(f"{path}: {settings.n_layer:,} layers, but there are {len(stored):,} tensors in all.")
+    names = parameter_shapes(settings)
+    meta = {name: torch.empty(shape, device="meta") for name, shape in names.items()}
+    check_shapes(shapes_of(stored), shapes_of(layout.to_theirs(settings, meta)), str(folder))
+    tensors = layout.from_theirs(names, stored)
+    if OURS in config and not _own_settings(config, path).bias:
         settings, tensors = _without_zero_biases(settings, tensors)
-    return settings, {name: to_stored(name, t) for name, t in tensors.items()}
+    return ModelFolder(settings, tensors, tuple(notes))
 
 
 def _without_zero_biases(
@@ -82,81 +305,29 @@ def _without_zero_biases(
     return replace(settings, bias=False), kept
 
 
-def gpt2_settings(config: dict[str, Any], path: Path) -> ModelSettings:
-    """Our settings for a GPT-2 config.json.
-
-    Raises:
-        UserError: another model type, or a switch that our model does not have; names key, value and what is read.
-    """
-    if config.get("model_type") != "gpt2":
-        raise UserError(f"{path}: model_type is {config.get('model_type')!r}; gpt2 is what can be read.")
-    width = config.get("n_embd")
-    fixed: dict[str, tuple[Any, ...]] = {
-        "layer_norm_epsilon": (1e-5,),
-        "n_inner": (None, 4 * width if isinstance(width, int) else None),
-        "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "add_cross_attention": (False,),
-        "activation_function": tuple(ACTIVATIONS),
-    }
-    for key, allowed in fixed.items():
-        if config.get(key, allowed[0]) not in allowed:
-            raise UserError(f"{path}: {key} is {config[key]!r}; readable is {' or '.join(map(repr, allowed))}.")
-    try:
-        return ModelSettings(
-            n_layer=config["n_layer"],
-            n_head=config["n_head"],
-            n_embd=config["n_embd"],
-            block_size=config["n_positions"] if "n_positions" in config else config["n_ctx"],
-            vocab_size=config["vocab_size"],
-            activation=ACTIVATIONS[config.get("activation_function", "gelu_new")],
-            tie_weights=config.get("tie_word_embeddings", True),
-        )
-    except KeyError as error:
-        raise UserError(f"{path}: {error} is missing.") from None
-    except UserError as error:
-        raise UserError(f"{path}: not the description of a GPT-2: {error}") from None
-
-
-def _own_settings(config: dict[str, Any], folder: Path) -> ModelSettings:
+def _own_settings(config: dict[str, Any], path: Path) -> ModelSettings:
     try:
         return ModelSettings(**config[OURS])
     except (KeyError, TypeError, UserError) as error:
-        raise UserError(f"{folder / CONFIG}: the table {OURS!r} is damaged: {error}") from None
-
-
-def to_stored(name: str, tensor: Tensor) -> Tensor:
-    """A parameter in Hugging Face's orientation, or back in ours."""
-    return tensor.t().contiguous() if name.endswith(TRANSPOSED) else tensor
+        raise UserError(f"{path}: the table {OURS!r} is damaged: {error}") from None
 
 
 def _stored(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Names without prefix, and tensors as they lie in the file or its shards; mask buffers left out."""
-    for path in weight_files(folder):
-        for name, tensor in read_safetensors(path):
-            name = name.removeprefix(PREFIX)
-            if not name.endswith(MASKS):
-                yield name, tensor
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """model.safetensors, or the shards that its index lists.
+    """The tensors of model.safetensors or of the shards that its index lists, as they lie there.
 
     Raises:
         UserError: neither is there; a pickle (pytorch_model.bin) is never read.
     """
-    index = folder / f"{WEIGHTS}.index.json"
-    if (folder / WEIGHTS).exists():
-        return [folder / WEIGHTS]
-    if not index.exists():
+    index, files = folder / f"{WEIGHTS}.index.json", [folder / WEIGHTS]
+    if index.exists() and not files[0].exists():
+        names = field(read_json(index), "weight_map", dict, index).values()
+        files = [folder / Path(str(name)).name for name in sorted(set(map(str, names)))]
+    elif not files[0].exists():
         pickled = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
         hint = f" {pickled[0]} is a pickle, which can run foreign code and is never read: save it again as safetensors."
         raise UserError(f"{folder}: no {WEIGHTS}.{hint if pickled else ''}")
-    try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        return [folder / Path(name).name for name in names]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index}: not an index of shards: {error!r}") from None
+    for path in files:
+        yield from read_safetensors(path)
 
 
 def read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:

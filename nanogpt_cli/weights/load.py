@@ -180,14 +180,14 @@ def _data_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def _from_folder(folder: Path, released: str | None = None) -> LoadedModel:
-    settings, tensors = read_folder(folder)
+    settings, tensors, notes = read_folder(folder)
     tokenizer, note = (_gpt2_tokenizer(), "") if released else _folder_tokenizer(folder, tensors)
     return LoadedModel(
         build_model(settings, tensors, str(folder)),
         tokenizer,
         f"{released}, OpenAI's weights" if released else f"{folder} (safetensors)",
         released=released,
-        notes=(note,) if note else (),
+        notes=(*notes, *([note] if note else [])),
     )
 
 
@@ -202,6 +202,8 @@ def _folder_tokenizer(folder: Path, tensors: dict[str, Tensor]) -> tuple[Tokeniz
             return _gpt2_tokenizer(), ""
     elif tensors["wte.weight"].shape[0] in GPT2_TABLES:
         return _gpt2_tokenizer(), "tokenizer: GPT-2's, going by the size of the token table"
+    else:
+        return None, f"there is no tokenizer in {folder}: no text can be read or written"
     return None, f"the tokenizer of {folder} is not GPT-2's and cannot be read: no text can be read or written"
 
 
