@@ -52,13 +52,13 @@ def norm(config: ModelSettings) -> nn.Module:
     return nn.LayerNorm(config.n_embd, eps=config.eps, bias=config.bias)
 
 
-def stacked_matrices(config: ModelSettings) -> dict[str, tuple[int, ...]]:
-    """Heights of the matrices that stand one above the other in a weight, by the end of its name."""
-    queries, keys = config.n_head * config.head_width, config.kv_heads * config.head_width
-    stacked: dict[str, tuple[int, ...]] = {"attn.c_attn.weight": (queries, keys, keys)}
-    if config.activation == "swiglu":
-        stacked["mlp.c_fc.weight"] = (config.inner_width, config.inner_width)  # gate, up
-    return stacked
+def matrix_heights(config: ModelSettings, name: str, rows: int) -> tuple[int, ...]:
+    """Rows of each matrix that stands in the weight `name` of `rows` rows: several stand one above the other."""
+    if name.endswith("attn.c_attn.weight"):
+        return config.n_head * config.head_width, *2 * (config.kv_heads * config.head_width,)  # q, k, v
+    if name.endswith("mlp.c_fc.weight") and config.activation == "swiglu":
+        return config.inner_width, config.inner_width  # gate, up
+    return (rows,)
 
 
 def rope_table(positions: Tensor, head_width: int, theta: float | None = None) -> Rope:

@@ -13,18 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nanogpt_cli.config.schema import OptimSettings
+from nanogpt_cli.config.schema import ModelSettings, OptimSettings
 from nanogpt_cli.machine.distributed import Processes
 from nanogpt_cli.machine.sharding import full_tensor, local_rows
+from nanogpt_cli.model.gpt import matrix_heights
 
-QKV = "attn.c_attn.weight"  # three matrices, one above the other: each is orthogonalised on its own
 STEPS, COEFFICIENTS, EPS = 5, (3.4445, -4.7750, 2.0315), 1e-7  # of the Newton-Schulz iteration, as in torch.optim.Muon
-
-
-def heights(name: str, parameter: Tensor) -> tuple[int, ...]:
-    """Rows of each matrix of which a parameter consists."""
-    count = 3 if name.endswith(QKV) else 1
-    return (parameter.shape[0] // count,) * count
 
 
 def orthogonalize(x: Tensor) -> Tensor:
@@ -58,12 +52,14 @@ class Muon(torch.optim.Optimizer):
     Args:
         rows: by name, what this rank has of each parameter.
         owners: the parameters themselves.
+        config: says which of them are several matrices, one above the other: each is orthogonalised on its own.
     """
 
     def __init__(
         self,
         rows: Mapping[str, nn.Parameter],
         owners: Mapping[str, nn.Parameter],
+        config: ModelSettings,
         settings: OptimSettings,
         processes: Processes,
     ) -> None:
@@ -73,7 +69,8 @@ class Muon(torch.optim.Optimizer):
         self.sharded = any(rows[name] is not owners[name] for name in rows)
         by_shape: dict[Any, list[str]] = defaultdict(list)
         for name in rows:
-            by_shape[owners[name].shape, heights(name, owners[name])].append(name)
+            shape = owners[name].shape
+            by_shape[shape, matrix_heights(config, name, shape[0])].append(name)
         self.stacks = []
         for (shape, parts), names in by_shape.items():
             most = -(-shape[0] // processes.world_size) if self.sharded else shape[0]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from nanogpt_cli.config.schema import OptimSettings
 from nanogpt_cli.machine.distributed import ALONE, Processes
 from nanogpt_cli.machine.sharding import full_tensor, local_rows, to_local
+from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.training.muon import Muon
 
 EMBEDDINGS = ("wte.", "wpe.")
@@ -29,9 +30,7 @@ class Optimizer:
     alone decayed, by Muon (Jordan et al., 2024).
     """
 
-    def __init__(
-        self, model: nn.Module, settings: OptimSettings, device: torch.device, processes: Processes = ALONE
-    ) -> None:
+    def __init__(self, model: GPT, settings: OptimSettings, device: torch.device, processes: Processes = ALONE) -> None:
         self.device = device
         self.owners: dict[str, nn.Parameter] = dict(model.named_parameters())
         self.parameters = {n: p if to_local(p) is p else nn.Parameter(to_local(p)) for n, p in self.owners.items()}
@@ -44,7 +43,7 @@ class Optimizer:
             eps=settings.eps,
             fused=True,
         )
-        self.muon = Muon(matrices, self.owners, settings, processes) if matrices else None
+        self.muon = Muon(matrices, self.owners, model.config, settings, processes) if matrices else None
 
     def torch_optimizers(self) -> list[torch.optim.Optimizer]:
         """AdamW, and Muon where there is one: what a gradient scaler unscales."""

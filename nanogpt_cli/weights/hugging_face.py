@@ -16,7 +16,7 @@ from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.foreign import count, field, read_json
 from nanogpt_cli.model.build import check_shapes, parameter_shapes, shapes_of
-from nanogpt_cli.model.gpt import stacked_matrices
+from nanogpt_cli.model.gpt import matrix_heights
 from nanogpt_cli.weights.pretrained import CONFIG, WEIGHTS, needs_extra
 
 HEAD = "lm_head.weight"
@@ -53,12 +53,12 @@ class Layout:
 
     def to_theirs(self, settings: ModelSettings, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Our tensors under their names and in their orientation."""
-        heights, found = stacked_matrices(settings), {}
+        found: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             tensor = tensor.t().contiguous() if name.endswith(self.transposed) else tensor
             parts = self.parts(name)
-            rows = next((rows for end, rows in heights.items() if name.endswith(end)), ())
-            found |= dict(zip(parts, tensor.split(rows) if len(parts) > 1 else (tensor,), strict=True))
+            pieces = tensor.split(matrix_heights(settings, name, 0)) if len(parts) > 1 else (tensor,)
+            found |= dict(zip(parts, pieces, strict=True))
         return found
 
     def from_theirs(self, names: Mapping[str, Any], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,16 +11,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nanogpt_cli.config.layers import combine
 from nanogpt_cli.config.presets import preset_layer
 from nanogpt_cli.config.schema import ModelSettings, OptimSettings
-from nanogpt_cli.model.gpt import GPT
-from nanogpt_cli.training.muon import heights
+from nanogpt_cli.model.gpt import GPT, matrix_heights
 from nanogpt_cli.training.optimizer import Optimizer, is_block_matrix
+from tests.models import LLAMA
 
 TINY = ModelSettings(n_layer=2, n_head=2, n_embd=16, block_size=8, vocab_size=11, tie_weights=False)
 GO, SKIP = torch.zeros(()), torch.ones(())
 
 
-def make(device: str = "cpu", **changes: Any) -> tuple[GPT, Optimizer]:
-    model = GPT(TINY, generator=torch.Generator().manual_seed(1)).to(device)
+def make(device: str = "cpu", family: dict[str, Any] | None = None, **changes: Any) -> tuple[GPT, Optimizer]:
+    model = GPT(dataclasses.replace(TINY, **(family or {})), generator=torch.Generator().manual_seed(1)).to(device)
     return model, Optimizer(model, OptimSettings(**changes), torch.device(device))
 
 
@@ -111,14 +111,15 @@ def test_skipping_on_a_device_reads_nothing_there(kind: str) -> None:
     assert all(torch.equal(results[0][key], results[1][key]) for key in results[0])
 
 
-def test_muon_moves_as_torchs_does() -> None:
-    model, optimizer = make(optimizer="muon", muon_lr=0.02, weight_decay=0.1, muon_momentum=0.9)
-    twin, _ = make()
+@pytest.mark.parametrize("family", [{}, LLAMA], ids=str)
+def test_muon_moves_as_torchs_does(family: dict[str, Any]) -> None:
+    model, optimizer = make(family=family, optimizer="muon", muon_lr=0.02, weight_decay=0.1, muon_momentum=0.9)
+    twin, _ = make(family=family)
     leaves = [
         torch.nn.Parameter(part)
         for name, p in twin.named_parameters()
         if is_block_matrix(name, p)
-        for part in p.detach().split(heights(name, p))
+        for part in p.detach().split(matrix_heights(twin.config, name, len(p)))
     ]
     theirs = torch.optim.Muon(leaves, lr=0.02, momentum=0.9, weight_decay=0.1)
     optimizer.set_rates(1.0)
@@ -128,7 +129,7 @@ def test_muon_moves_as_torchs_does() -> None:
             part
             for name, p in model.named_parameters()
             if is_block_matrix(name, p) and p.grad is not None
-            for part in p.grad.split(heights(name, p))
+            for part in p.grad.split(matrix_heights(model.config, name, len(p)))
         ]
         for leaf, grad in zip(leaves, grads, strict=True):
             leaf.grad = grad.clone()
