@@ -55,7 +55,7 @@ class Processes:
         return self.world_size > 1
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Add up over the ranks, in env."""
+        """Add up over the ranks, in place."""
         if self.distributed:
             dist.all_reduce(tensor, group=self.group)
         return tensor

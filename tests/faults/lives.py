@@ -160,7 +160,8 @@ class Lab:
         for name in ("train.bin", "val.bin"):
             assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
         ours, theirs = (tomllib.loads((place / "meta.toml").read_text()) for place in (folder, whole))
-        assert ours == {**theirs, "name": folder.name, "request": ours["request"]}
+        own = {key: ours[key] for key in ("request", "arguments")}
+        assert ours == {**theirs, "name": folder.name, **own}
         return True
 
     def check_alive(self, name: str) -> None:
