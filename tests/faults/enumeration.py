@@ -1,12 +1,12 @@
 """Every file operation of a command goes wrong once, in every way.
 
-Of all operations: python -m tests.faults.enumeration --jobs 2
+    python -m tests.faults.enumeration --jobs 2
 
-Train, resume, prepare (alone and with workers), export and a run of two ranks are first run unbroken, and their dealings
-with files counted. Then, for every number up to that, the command is run with its n-th operation failing (EIO, ENOSPC),
-with the process killed in it, and with a signal to stop; after it a user types the obvious next command, and the end is
-held against the unbroken one, byte for byte. Prints command, fault, times, what came of it; a fault that lost something,
-changed something, or ended in a traceback is printed with how to run it alone (--only).
+Train, resume, prepare (alone and with workers), export and a run of two ranks are first run unbroken, and their
+dealings with files counted. Then, for every number up to that, the command is run with its n-th operation failing (EIO,
+ENOSPC), with the process killed before, in and after it, and with a signal to stop; then a user types the obvious next
+command, and the end is held against the unbroken one, byte for byte. Prints command, fault, times, what came of it; a
+fault that lost something, changed something, or ended in a traceback is told at once, and --only runs it alone.
 """
 
 import argparse
@@ -79,8 +79,8 @@ class Scene:
 
     def begin(self) -> None:
         """Make the state in which the command is typed."""
-        for name in self.made:
-            shutil.rmtree(self.lab.folder / name, ignore_errors=True)
+        for path in [*(self.lab.folder / name for name in self.made), *strays(self.lab.folder)]:
+            shutil.rmtree(path, ignore_errors=True)
 
     def run(self, *patches: Patch) -> Result:
         """The command."""
