@@ -196,12 +196,14 @@ def _abandoned(leftover: Path) -> bool:
     return process_started(int(found[2])) != found[3]
 
 
-def give_usual_mode(path: Path) -> None:
-    """Let `path` be read by whom the umask allows, where modes can be changed: safetensors makes private files."""
+def sync_file(path: Path) -> None:
+    """Make durable what a library wrote to `path`, and let it be read by whom the umask allows."""
+    with OwnFile(_open(path, os.O_RDWR), "r+") as file:
+        os.fsync(file.fileno())
     mask = os.umask(0)
     os.umask(mask)
-    with contextlib.suppress(OSError):
-        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+    with contextlib.suppress(OSError):  # where modes cannot be changed
+        path.chmod(0o666 & ~mask)
 
 
 @contextlib.contextmanager
@@ -280,8 +282,13 @@ def user_cache() -> Path:
     return folder
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a whole file, atomically."""
+    atomic_write(path, lambda file: file.write(content))
+
+
 def write_toml(path: Path, table: dict[str, Any]) -> None:
     """Write `table` as TOML, atomically."""
     import tomli_w
 
-    atomic_write(path, lambda file: file.write(tomli_w.dumps(table).encode()))
+    write_bytes(path, tomli_w.dumps(table).encode())

@@ -22,7 +22,7 @@ from nanogpt_cli.config.derived import Schedule, with_schedule
 from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.setting import shown
 from nanogpt_cli.errors import UserError, typed
-from nanogpt_cli.files import DiskFullError, atomic_write, disk_full_named, sync_folder, temporary_beside
+from nanogpt_cli.files import DiskFullError, atomic_write, disk_full_named, sync_file, sync_folder, temporary_beside
 from nanogpt_cli.model.build import check_shapes, parameter_shapes, shapes_of
 
 FORMAT = 2
@@ -156,8 +156,7 @@ def link_or_copy(source: Path, target: Path) -> None:
             os.link(source, temporary)
         except OSError:  # a file system without hard links
             shutil.copyfile(source, temporary)
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
+            sync_file(temporary)
         temporary.replace(target)
         sync_folder(target.parent)
 

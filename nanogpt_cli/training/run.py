@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from nanogpt_cli.errors import NanogptError, StoppedError
+from nanogpt_cli.files import write_bytes
 from nanogpt_cli.machine.device import keep_freed_memory
 from nanogpt_cli.machine.distributed import ALONE, Processes, join, lost_contact
 from nanogpt_cli.machine.rank_env import Nodes, RankEnv, read_rank_env
@@ -190,7 +191,7 @@ def _tell(env: RankEnv, error: Exception) -> NoReturn:
     if env.launcher is not None and os.getppid() == env.launcher.pid:
         now, crash = time.time(), not isinstance(error, NanogptError)
         record = {"message": text, "exit_code": code, "crash": crash, "lost": lost, "time": now, "timestamp": int(now)}
-        Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(record), encoding="utf-8")
+        write_bytes(Path(os.environ["TORCHELASTIC_ERROR_FILE"]), json.dumps(record).encode())
     elif env.rank == 0:
         raise error
     elif not shared and not isinstance(error, StoppedError):

@@ -4,9 +4,6 @@ The folder is written beside its final name, read back with our own reader, comp
 """
 
 import json
-import os
-import shutil
-import tempfile
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ from torch import Tensor
 
 from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.errors import NanogptError, UserError
-from nanogpt_cli.files import TEMPORARY_PREFIX, disk_full_named, give_usual_mode, sync_folder
+from nanogpt_cli.files import disk_full_named, remove_leftovers, sync_file, sync_folder, temporary_folder, write_bytes
 from nanogpt_cli.model.build import parameter_shapes
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.weights.hugging_face import HEAD, LAYOUTS, OURS, config_of, leaves_as, plain, read_folder
@@ -64,18 +61,14 @@ def export_model(
     settings, tensors, notes = _prepared(model, tokenizer_size, dtype)
     kind, obstacles = leaves_as(settings)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=folder.parent))
-    try:
-        with disk_full_named(folder):
-            _write_model(temporary, settings, tensors, kind, eot, dtype)
-            for name, content in tokenizer_files.items():
-                (temporary / name).write_bytes(content)
-            _make_durable(temporary)
+    remove_leftovers(folder.parent)
+    with disk_full_named(folder), temporary_folder(folder) as temporary:
+        _write_model(temporary, settings, tensors, kind, eot, dtype)
+        for name, content in tokenizer_files.items():
+            write_bytes(temporary / name, content)
         _compare(temporary, settings, tensors)
         temporary.replace(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    sync_folder(folder.parent)
+        sync_folder(folder.parent)
     return Exported(
         folder=folder,
         format=kind or OURS,
@@ -130,19 +123,11 @@ def _save(folder: Path, tensors: dict[str, Tensor]) -> None:
     except ImportError:
         raise needs_extra("safetensors", "export") from None
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    sync_file(folder / WEIGHTS)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _make_durable(folder: Path) -> None:
-    for path in folder.iterdir():
-        give_usual_mode(path)
-        with path.open("rb+") as file:
-            os.fsync(file.fileno())
-    give_usual_mode(folder)
-    sync_folder(folder)
+    write_bytes(path, f"{json.dumps(content, indent=2)}\n".encode())
 
 
 def _compare(folder: Path, settings: ModelSettings, tensors: dict[str, Tensor]) -> None:

@@ -1,6 +1,7 @@
 """The files that a data set is made from: the user's own, found by path, folder or pattern."""
 
 import hashlib
+import io
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from nanogpt_cli.data import catalogue
 from nanogpt_cli.data.download import PinnedFile, cached, sha256_of
 from nanogpt_cli.data.text.documents import KINDS, file_kind
 from nanogpt_cli.errors import UserError, did_you_mean
-from nanogpt_cli.files import temporary_beside
+from nanogpt_cli.files import open_own, temporary_beside
 from nanogpt_cli.progress import QUIET, Progress
 
 
@@ -100,7 +101,7 @@ def spooled(stream: BinaryIO, folder: Path) -> Iterator[LocalFiles]:
     """What comes from `stream`, kept in a file beside `folder` while it is needed: text is read twice."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with temporary_beside(folder) as path:
-        with path.open("wb") as file:
+        with io.BufferedWriter(open_own(path)) as file:
             shutil.copyfileobj(stream, file, 1 << 20)
         yield Spooled([path], ["stdin"])
 

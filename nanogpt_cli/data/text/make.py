@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,12 +24,13 @@ from nanogpt_cli.data.text.documents import ReadOptions
 from nanogpt_cli.data.text.encode import Corpus, Cursor, encode_chunks, usual_workers
 from nanogpt_cli.data.text.inputs import Inputs
 from nanogpt_cli.data.text.splits import SplitRule
-from nanogpt_cli.data.text.writer import SPLITS, STATE, Writer
+from nanogpt_cli.data.text.writer import SPLITS, STATE, Writer, read_note
 from nanogpt_cli.data.tokenizers import CharTokenizer, Tokenizer, get_tokenizer
 from nanogpt_cli.data.tokens.data_set import open_data_set
 from nanogpt_cli.data.tokens.files import FORMAT, META, WORK, DamagedError
 from nanogpt_cli.errors import UserError, typed
-from nanogpt_cli.files import make_folder, sync_folder, user_cache, write_toml
+from nanogpt_cli.files import make_folder, open_own, refuse_link, sync_folder, user_cache, write_toml
+from nanogpt_cli.foreign import LARGE, count, read_toml, value_of
 from nanogpt_cli.progress import QUIET, Progress
 
 SMALL_BYTES, MOST_CHARACTERS = 10_000_000, 10_000  # own text up to this size and alphabet is taken by characters
@@ -137,8 +137,8 @@ def _already(spec: DataSetSpec, progress: Progress) -> dict[str, Any] | None:
 def read_meta(path: Path) -> dict[str, Any]:
     """What meta.toml says; nothing if it is damaged."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError:  # no TOML, no UTF-8
+        return read_toml(path, limit=LARGE)
+    except UserError:  # no TOML, no UTF-8
         return {}
 
 
@@ -174,9 +174,10 @@ def _difference(spec: DataSetSpec, meta: dict[str, Any]) -> str:
 def _work_folder(spec: DataSetSpec, progress: Progress) -> Iterator[Path]:
     """The folder of the unfinished files. After a failure it stays if there is something to go on from."""
     work = spec.folder / WORK
+    refuse_link(work)
     made = [folder for folder in (spec.folder, *spec.folder.parents) if not folder.exists()]
     if _request_of(work) not in (None, spec.request()):
-        progress.say("unfinished files of another text, or of other settings, are dropped")
+        progress.say("unfinished files of another text, or of other settings, or damaged ones, are dropped")
         shutil.rmtree(work)
     try:
         make_folder(work)
@@ -195,12 +196,16 @@ def _work_folder(spec: DataSetSpec, progress: Progress) -> Iterator[Path]:
 
 
 def _request_of(work: Path) -> str | None:
-    """Which job the unfinished files belong to."""
-    if (work / META).is_file():
-        return str(tomllib.loads((work / META).read_text(encoding="utf-8"))["request"])
-    if (work / STATE).is_file():
-        return str(json.loads((work / STATE).read_text(encoding="utf-8"))["request"])
-    return None
+    """Which job the unfinished files belong to; None if there are none, nothing if what is noted of them is damaged."""
+    try:
+        if (work / META).is_file():
+            meta = read_toml(work / META, limit=LARGE)
+            for split in SPLITS:
+                count(value_of(meta, "splits", dict, work / META).get(split), "bytes", work / META, low=0, high=1 << 60)
+            return value_of(meta, "request", str, work / META)
+        return value_of(read_note(work), "request", str, work / STATE) if (work / STATE).is_file() else None
+    except UserError:
+        return ""
 
 
 def _make(spec: DataSetSpec, work: Path, workers: int | None, progress: Progress) -> dict[str, Any]:
@@ -317,13 +322,13 @@ def _split_table(path: Path, tokens: int, dtype: np.dtype[Any]) -> dict[str, Any
 
 def _install(work: Path, folder: Path) -> dict[str, Any]:
     """Move finished files into place, metadata last. May be killed and run again at any point."""
-    meta = tomllib.loads((work / META).read_text(encoding="utf-8"))
+    meta = read_toml(work / META, limit=LARGE)
     (folder / META).unlink(missing_ok=True)  # of a data set that is replaced, the marker goes first
     (work / STATE).unlink(missing_ok=True)  # the note is of files that are about to leave
     for split in SPLITS:
         part = work / f"{split}.bin"
         if part.exists():
-            with part.open("r+b") as file:
+            with open_own(part) as file:
                 file.truncate(meta["splits"][split]["bytes"])
                 os.fsync(file.fileno())
             part.replace(folder / f"{split}.bin")
@@ -347,7 +352,7 @@ def _one_at_a_time(folder: Path, progress: Progress) -> Iterator[None]:
         with contextlib.suppress(OSError):  # a home that cannot be written to, or has no locks
             locks = user_cache() / "locks"
             locks.mkdir(exist_ok=True)
-            file = stack.enter_context((locks / name).open("w"))
+            file = stack.enter_context(open_own(locks / name))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

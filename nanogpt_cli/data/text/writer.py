@@ -1,17 +1,19 @@
 """The two unfinished token files of a data set, and the note beside them of what they hold."""
 
 import contextlib
+import io
 import json
 import os
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from nanogpt_cli.data.text.encode import Chunk, Cursor, EncodedChunk
 from nanogpt_cli.errors import NanogptError
-from nanogpt_cli.files import DiskFullError, atomic_write, disk_full_named
+from nanogpt_cli.files import DiskFullError, disk_full_named, open_own, write_bytes
+from nanogpt_cli.foreign import read_json, value_of
 
 STATE = "state.json"
 SPLITS = ("train", "val")
@@ -33,7 +35,7 @@ class Writer:
         self.cursor, self.bytes, self.text_bytes = Cursor(), [0, 0], 0
         self.paths = [work / f"{split}.bin" for split in SPLITS]
         if (work / STATE).exists():
-            state = json.loads((work / STATE).read_text(encoding="utf-8"))
+            state = read_note(work)
             sizes = [path.stat().st_size if path.exists() else 0 for path in self.paths]
             if all(size >= noted for size, noted in zip(sizes, state["bytes"], strict=True)):
                 self.cursor, self.bytes = Cursor(*state["cursor"]), state["bytes"]
@@ -43,8 +45,7 @@ class Writer:
         self.saved = time.monotonic()
         self.files: list[BinaryIO] = []
         for path, size in zip(self.paths, self.bytes, strict=True):
-            path.touch()
-            file = path.open("r+b")
+            file = io.BufferedRandom(open_own(path))
             self.files.append(file)
             file.truncate(size)
             file.seek(size)
@@ -82,7 +83,7 @@ class Writer:
             for file in self.files:
                 file.flush()
                 os.fsync(file.fileno())
-            atomic_write(self.work / STATE, lambda file: file.write(json.dumps(note).encode()))
+            write_bytes(self.work / STATE, json.dumps(note).encode())
         self.saved = time.monotonic()
 
     def cut_tail(self, count: int) -> None:
@@ -95,6 +96,19 @@ class Writer:
             val.flush()
             os.fsync(val.fileno())
         self.bytes = [count * self.itemsize, self.bytes[0] - count * self.itemsize]
+
+
+def read_note(work: Path) -> dict[str, Any]:
+    """What is noted of unfinished files; UserError if it is damaged."""
+    note = read_json(work / STATE)
+    value_of(note, "request", str, work / STATE)
+    for key, length in (("cursor", len(Cursor._fields)), ("bytes", len(SPLITS)), ("counts", 3)):
+        value_of(note, key, list, work / STATE, lambda held, length=length: _are_counts(held, length))  # type: ignore[misc]
+    return note
+
+
+def _are_counts(held: list[Any], length: int) -> bool:
+    return len(held) == length and all(type(one) is int and one >= 0 for one in held)
 
 
 @contextlib.contextmanager
