@@ -117,7 +117,7 @@ def within_bounds(content: T) -> T:
     return content
 
 
-def value_of(table: Any, key: str, kind: type[T], where: object, test: Callable[[T], object] = lambda _: True) -> T:
+def field(table: Any, key: str, kind: type[T], where: object, test: Callable[[T], object] = lambda _: True) -> T:
     """The value of `key` in `table`: a `kind` for which `test` holds, where a whole number may stand for a float.
 
     Raises:
@@ -143,8 +143,8 @@ KINDS: dict[Any, str] = {
 
 
 def count(table: Any, key: str, where: object, *, low: int = 1, high: int = 1 << 31) -> int:
-    """A whole number from `low` to `high` in `table`; UserError as for `value_of`."""
-    return value_of(table, key, int, where, lambda value: low <= value <= high)
+    """A whole number from `low` to `high` in `table`; UserError as for `field`."""
+    return field(table, key, int, where, lambda value: low <= value <= high)
 
 
 def brief(text: str, longest: int = 200) -> str:

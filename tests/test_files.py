@@ -32,7 +32,9 @@ def openings(path: Path) -> list[str]:
         modes = [a.value for a in [*call.args, *(k.value for k in call.keywords)] if isinstance(a, ast.Constant)]
         writes = any(isinstance(mode, str) and set(mode) & set("wax+") and len(mode) <= 3 for mode in modes)
         method = isinstance(call.func, ast.Attribute)
-        if name in ("write_text", "write_bytes", "touch", "mkstemp", "mkdtemp", "symlink_to") and method:
+        if (name in ("write_text", "write_bytes", "touch", "mkstemp", "mkdtemp", "symlink_to") and method) or (
+            name in ("open", "fdopen", "FileIO", "memmap", "ZipFile") and writes
+        ):
             found.append(ast.unparse(call))
         elif name == "open" and isinstance(call.func, ast.Attribute) and ast.unparse(call.func) == "os.open":
             found += [ast.unparse(call)] * (not ast.unparse(call.args[1]).startswith("os.O_RDONLY"))

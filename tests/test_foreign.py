@@ -78,11 +78,11 @@ def test_a_file_behind_a_link_is_read(tmp_path: Path) -> None:
 )
 def test_a_field_of_another_kind_is_named(value: Any, kind: type) -> None:
     with pytest.raises(UserError, match=r"meta\.toml: tokens is .*needed"):
-        foreign.value_of({"tokens": value}, "tokens", kind, "meta.toml")
+        foreign.field({"tokens": value}, "tokens", kind, "meta.toml")
 
 
 def test_fields_that_fit() -> None:
-    assert foreign.value_of({"a": 1}, "a", float, "x") == 1.0
+    assert foreign.field({"a": 1}, "a", float, "x") == 1.0
     assert foreign.count({"a": 7}, "a", "x", high=7) == 7
     for table in ({"a": 8}, {"a": 0}, 5, None):
         with pytest.raises(UserError, match="x: a is"):

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nanogpt_cli import foreign
 from nanogpt_cli.data.text.documents import ReadOptions
 from nanogpt_cli.data.text.encode import Corpus, Cursor, encode_chunks, usual_workers
 from nanogpt_cli.data.text.inputs import Inputs
@@ -30,7 +31,7 @@ from nanogpt_cli.data.tokens.data_set import open_data_set
 from nanogpt_cli.data.tokens.files import FORMAT, META, WORK, DamagedError
 from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.files import make_folder, open_own, refuse_link, sync_folder, user_cache, write_toml
-from nanogpt_cli.foreign import LARGE, count, read_toml, value_of
+from nanogpt_cli.foreign import LARGE, read_toml
 from nanogpt_cli.progress import QUIET, Progress
 
 SMALL_BYTES, MOST_CHARACTERS = 10_000_000, 10_000  # own text up to this size and alphabet is taken by characters
@@ -201,9 +202,15 @@ def _request_of(work: Path) -> str | None:
         if (work / META).is_file():
             meta = read_toml(work / META, limit=LARGE)
             for split in SPLITS:
-                count(value_of(meta, "splits", dict, work / META).get(split), "bytes", work / META, low=0, high=1 << 60)
-            return value_of(meta, "request", str, work / META)
-        return value_of(read_note(work), "request", str, work / STATE) if (work / STATE).is_file() else None
+                foreign.count(
+                    foreign.field(meta, "splits", dict, work / META).get(split),
+                    "bytes",
+                    work / META,
+                    low=0,
+                    high=1 << 60,
+                )
+            return foreign.field(meta, "request", str, work / META)
+        return foreign.field(read_note(work), "request", str, work / STATE) if (work / STATE).is_file() else None
     except UserError:
         return ""
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from nanogpt_cli.data.text.encode import Chunk, Cursor, EncodedChunk
 from nanogpt_cli.errors import NanogptError
 from nanogpt_cli.files import DiskFullError, disk_full_named, open_own, write_bytes
-from nanogpt_cli.foreign import read_json, value_of
+from nanogpt_cli.foreign import field, read_json
 
 STATE = "state.json"
 SPLITS = ("train", "val")
@@ -101,9 +101,9 @@ class Writer:
 def read_note(work: Path) -> dict[str, Any]:
     """What is noted of unfinished files; UserError if it is damaged."""
     note = read_json(work / STATE)
-    value_of(note, "request", str, work / STATE)
+    field(note, "request", str, work / STATE)
     for key, length in (("cursor", len(Cursor._fields)), ("bytes", len(SPLITS)), ("counts", 3)):
-        value_of(note, key, list, work / STATE, lambda held, length=length: _are_counts(held, length))  # type: ignore[misc]
+        field(note, key, list, work / STATE, lambda held, length=length: _are_counts(held, length))  # type: ignore[misc]
     return note
 
 
