@@ -69,7 +69,7 @@ def eval_(
                     loaded, task, path=task_file, limit=limit, batch_size=batch_size, compute=compute, progress=progress
                 )
         else:
-            folder = _data_folder(loaded, data, data_dir)
+            folder = _data_folder(model, loaded, data, data_dir)
             if loaded.config is not None and data is None and data_dir is None:  # as the run itself reads it
                 token_dtype = token_dtype or loaded.config.data.token_dtype
                 tokenizer = tokenizer or loaded.config.data.tokenizer
@@ -82,16 +82,20 @@ def eval_(
         _print(report)
 
 
-def _data_folder(loaded: "LoadedModel", data: str | None, data_dir: Path | None) -> Path:
+def _data_folder(word: str, loaded: "LoadedModel", data: str | None, data_dir: Path | None) -> Path:
     """The folder that is meant, prepared first if it is small and missing."""
     if data is not None and data_dir is not None:
         raise UserError("--data NAME and --data-dir DIR both name the data: give one of them.")
     if data_dir is not None:
         return data_dir
     if data is None:
+        from nanogpt_cli.config.derived import moved_folder
+        from nanogpt_cli.weights.resolve import look_up
+
         known = loaded.data or {}
         if "folder" in known:
-            return Path(known["folder"])
+            folder, found = Path(known["folder"]), look_up(word)
+            return moved_folder(folder, found.path) if found else folder
         if "name" not in known:
             raise UserError(f"{loaded.source} does not say what it was trained on: add --data NAME or --data-dir DIR.")
         data = str(known["name"])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Row = tuple[str, str, str]  # label, value, where it comes from
 EVALUATION_SECONDS = 60.0  # a longer evaluation is left to the user
 EVALUATION_SHARE = 0.3  # of the peak that a forward pass is expected to reach
+USUAL_MFU = 0.25  # of a run on a machine that has not seen one
 SAMPLE_TOKENS = 300
 
 
@@ -84,7 +85,7 @@ def _training_rows(plan: "Plan") -> list[Row]:
 
 def _machine_rows(plan: "Plan") -> list[Row]:
     from nanogpt_cli.model.sizes import flops_per_token
-    from nanogpt_cli.view.plain import duration
+    from nanogpt_cli.view.plain import duration, peak
 
     c, compute = plan.config, plan.compute
     per_token = flops_per_token(c.model)
@@ -99,8 +100,9 @@ def _machine_rows(plan: "Plan") -> list[Row]:
     ]
     if plan.peak is not None:
         flops, source = plan.peak
-        seconds = total / (flops * plan.split.world_size)
-        rows.append(("time", f"at least {duration(seconds)}", f"at {flops / 1e12:.3g} TFLOP/s, {source}"))
+        share, why = (plan.expected_mfu, "as the last run here") if plan.expected_mfu else (USUAL_MFU, "assumed")
+        seconds = total / (share * flops * plan.split.world_size)
+        rows.append(("time", f"about {duration(seconds)}", f"at {share:.0%} ({why}) of {peak(flops / 1e12)}, {source}"))
     return rows
 
 

@@ -124,6 +124,17 @@ def data_folder(config: Config) -> Path:
     return Path(config.data.data_dir or Path("data") / config.data.dataset).absolute()
 
 
+def moved_folder(folder: Path, beside: Path) -> Path:
+    """The folder of token files; where it is gone, one of the name in data/ beside `beside`, or above it.
+
+    Runs and data that were moved together find each other so; whether it is the same data is the fingerprint's to say.
+    """
+    if folder.exists():
+        return folder
+    places = (parent / "data" / folder.name for parent in beside.absolute().parents)
+    return next((place for place in places if place.is_dir()), folder)
+
+
 def save_interval(config: Config) -> int:
     """Updates between two saves."""
     return config.train.save_interval or config.train.eval_interval

@@ -18,6 +18,7 @@ from nanogpt_cli.machine.distributed import check_gpus, choose_backend
 from nanogpt_cli.machine.memory import free_memory, memory_of
 from nanogpt_cli.machine.peaks import measure_peak_flops, peak_tflops
 from nanogpt_cli.machine.rank_env import RankEnv
+from nanogpt_cli.machine.remembered import best_peak, expected_mfu
 from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token, memory_estimate, parameter_table
 from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.runs.checkpoint import RunProgress
@@ -60,6 +61,7 @@ class Plan:
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
     peak: Peak | None
+    expected_mfu: float | None  # as runs on this machine reached
 
     @property
     def first_step(self) -> int:
@@ -207,6 +209,7 @@ def plan_run(
         notes=(),
         warnings=(),
         peak=env.launcher.peak if env.launcher else find_peak(config, compute),
+        expected_mfu=expected_mfu(compute.device, compute.dtype_name, config.model.n_embd),
     )
     sharding_notes, sharding_warnings = _check_sharding(plan)
     return dataclasses.replace(
@@ -258,7 +261,13 @@ def find_peak(config: Config, compute: Compute) -> Peak | None:
     listed = peak_tflops(device_name(compute.device), compute.dtype_name) if compute.device.type == "cuda" else None
     if listed is not None:
         return listed * 1e12, "table"
-    return measure_peak_flops(compute.device, compute.dtype), "measured"
+    threads = torch.get_num_threads()
+    if compute.device.type == "cpu":  # ranks of one machine share its cores
+        torch.set_num_threads(max(1, threads // config.system.gpus))
+    measured = measure_peak_flops(compute.device, compute.dtype)
+    best = best_peak(compute.device, compute.dtype_name, measured)
+    torch.set_num_threads(threads)
+    return best, "measured" if best == measured else "measured earlier"
 
 
 def _warnings(plan: Plan) -> list[str]:

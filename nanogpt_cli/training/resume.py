@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from nanogpt_cli.config.derived import schedule_of, with_schedule
-from nanogpt_cli.config.layers import Layer, combine
+from nanogpt_cli.config.derived import moved_folder, schedule_of, with_schedule
+from nanogpt_cli.config.layers import Layer, Layered, combine
 from nanogpt_cli.config.schema import Config
 from nanogpt_cli.data.tokens.files import difference
 from nanogpt_cli.errors import UserError, typed
@@ -53,12 +53,13 @@ def plan_resume(
     """
     source, run_path = _find_source(word, checkpoint, new_run)
     layered, makes_run = combine(source.settings, changes), new_run is not None
+    layered, moved = _with_moved_data(layered, source.path or run_path)
     saved = source.checkpoint
     if saved is None or source.path is None:
         _refuse_fixed(combine(source.settings).config, layered.config, f"{run_path} was started with")
-        note = "there is no checkpoint yet: starting at step 0"
+        notes = (*moved, "there is no checkpoint yet: starting at step 0")
         return plan_run(
-            layered, run_path, env=env, machines=machines, makes_run=makes_run, notes=(note,), progress=progress
+            layered, run_path, env=env, machines=machines, makes_run=makes_run, notes=notes, progress=progress
         )
     before = combine(Layer(str(source.path), saved["config"])).config
     _refuse_fixed(before, layered.config, f"{source.path} was trained with")
@@ -77,7 +78,7 @@ def plan_resume(
         makes_run=makes_run,
         resume_point=ResumePoint(source.path, done, saved["layout"], before.model.vocab_size or 0),
         eval_windows=saved["eval_windows"] // before.train.eval_iters * layered.config.train.eval_iters,
-        notes=tuple(f"changed {change}" for change in _differences(before, layered.config)),
+        notes=(*moved, *(f"changed {change}" for change in _differences(before, layered.config))),
         warnings=tuple(warnings),
         progress=progress,
     )
@@ -88,6 +89,15 @@ def plan_resume(
         )
     _refuse_other_data(plan, saved)
     return plan
+
+
+def _with_moved_data(layered: Layered, beside: Path) -> tuple[Layered, tuple[str, ...]]:
+    """Settings that name the data where it lies now, and a note if it is not where it was."""
+    data_dir = layered.config.data.data_dir
+    if data_dir is None or (found := moved_folder(Path(data_dir), beside)) == Path(data_dir):
+        return layered, ()
+    note = f"{data_dir} is gone; the data set is read from {found}"
+    return dataclasses.replace(layered, config=layered.config.replace("data", data_dir=str(found))), (note,)
 
 
 def read_state(point: ResumePoint) -> Checkpoint:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TypedDict
 
 WARM_UP_STEPS = 2  # kernels are picked and caches filled in these; they count for no rate
+FEW_STEPS = 20  # tell little about a machine
 SMOOTHING = 0.9  # of the running rate, as in nanoGPT
 
 
@@ -43,6 +44,7 @@ class StepClock:
         self._began = now()
         self._running: float | None = None  # smoothed seconds a step
         self._last = 0.0
+        self._all = [0.0, 0]  # seconds and steps that count for a rate
         self._window = [0.0, 0.0]  # seconds since the last log step, and the data wait at its start
         self._rated = [0.0, 0]  # seconds and steps of it that count for a rate
 
@@ -59,6 +61,7 @@ class StepClock:
         self._window[0] += seconds
         if self.steps > WARM_UP_STEPS:
             self._rated = [self._rated[0] + seconds, self._rated[1] + 1]
+            self._all = [self._all[0] + seconds, self._all[1] + 1]
             self._running = seconds if self._running is None else SMOOTHING * self._running + (1 - SMOOTHING) * seconds
 
     def add(self, seconds: float) -> None:
@@ -67,6 +70,13 @@ class StepClock:
         self._last += seconds
         self._window[0] += seconds
         self._rated[0] += seconds * bool(self._rated[1])
+
+    def mean_mfu(self) -> float | None:
+        """Share of the peak over this life of the run; None after few steps or without a peak."""
+        seconds, steps = self._all
+        if steps < FEW_STEPS or not self.peak_flops:
+            return None
+        return steps * self.tokens_per_step * self.flops_per_token / seconds / self.peak_flops
 
     def figures(self, waited_s: float, *, window: bool) -> Figures:
         """The running rate, or at a log step the mean rate since the last one.

@@ -14,6 +14,7 @@ from nanogpt_cli.files import remove_leftovers, write_toml
 from nanogpt_cli.machine.device import compile_model
 from nanogpt_cli.machine.distributed import ALONE, Processes
 from nanogpt_cli.machine.memory import explain_out_of_memory
+from nanogpt_cli.machine.remembered import note_mfu
 from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token
 from nanogpt_cli.runs.checkpoint import (
     Checkpoint,
@@ -210,6 +211,9 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
             clock=StepClock(plan.tokens_per_step, flops_per_token(plan.config.model), all_peaks, progress.time_s),
         )
         training.train(_what_is_shown(plan, run, progress))
+        mfu = training.clock.mean_mfu()
+        if main and mfu is not None and plan.peak and plan.peak[1] != "given":
+            note_mfu(plan.compute.device, plan.compute.dtype_name, plan.config.model.n_embd, mfu)
     return Outcome(run, progress.step, progress.best_loss, ended_by=training.ended_by)
 
 

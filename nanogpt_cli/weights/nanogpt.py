@@ -108,6 +108,8 @@ def training_tables(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
     tables = {section: {k: config[k] for k in keys.split() if k in config} for section, keys in kept.items()}
     tables["data"]["sampling"] = "random"
+    if config.get("dtype") in ("float32", "bfloat16"):  # float16 was a GPU's; what is best here follows from the device
+        tables["system"] = {"dtype": config["dtype"]}
     if config.get("decay_lr") is False:
         for key in ("min_lr", "warmup_iters", "lr_decay_iters"):
             tables["optim"].pop(key, None)

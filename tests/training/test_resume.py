@@ -15,6 +15,7 @@ from nanogpt_cli.errors import StoppedError, UserError
 from nanogpt_cli.runs.checkpoint import load_training_state
 from nanogpt_cli.training.plan import plan_run
 from nanogpt_cli.training.start import start
+from tests.conftest import TEXT, write_data_set
 from tests.runner import Runner, same_weights
 
 # everything that could carry hidden state: dropout, accumulation, evaluations between, an epoch border
@@ -232,8 +233,6 @@ def test_a_fine_tune_goes_on(runs: Runner, saved: bool, crop: dict[str, Any]) ->
 
 
 def test_a_swapped_data_set_is_refused(runs: Runner, tiny_data: Path) -> None:
-    from tests.conftest import TEXT, write_data_set
-
     runs.train("swap")
     write_data_set(tiny_data, TEXT.replace("nobler", "better"))
     with pytest.raises(UserError, match="not the data"):
@@ -246,6 +245,19 @@ def test_a_moved_data_set_is_found_by_flag(runs: Runner, tiny_data: Path) -> Non
     with pytest.raises(UserError):
         runs.resume("moved", max_iters=6)
     assert runs.resume("moved", max_iters=6, data_dir=elsewhere).step == 6
+
+
+def test_data_that_was_moved_together_with_the_run_is_found(runs: Runner, tiny_data: Path, tmp_path: Path) -> None:
+    runs.train("run", max_iters=4)
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("runs", "data"):
+        (tmp_path / name).rename(tmp_path / "elsewhere" / name)
+    runs.root = tmp_path / "elsewhere" / "runs"
+    assert runs.resume("run", max_iters=6).step == 6
+    assert str(tmp_path / "elsewhere" / "data" / "tiny") in (runs.root / "run" / "config.toml").read_text()
+    write_data_set(tmp_path / "elsewhere" / "data" / "tiny", TEXT.replace("nobler", "better"))
+    with pytest.raises(UserError, match="not the data"):
+        runs.resume("run", max_iters=8)
 
 
 def test_resume_from_another_folder(runs: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

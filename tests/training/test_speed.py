@@ -1,8 +1,11 @@
 """Speed by a clock that the test winds."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from nanogpt_cli.machine.remembered import best_peak, expected_mfu, note_mfu
 from nanogpt_cli.training.speed import StepClock
 from nanogpt_cli.training.step import HostCopy
 
@@ -43,6 +46,22 @@ def test_warm_up_steps_count_for_no_rate() -> None:
         run(clock, hands, seconds)
     figures = clock.figures(0.0, window=True)
     assert (figures["step_ms"], figures["time_s"]) == (pytest.approx(1000), pytest.approx(17))
+
+
+def test_the_best_peak_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOGPT_CACHE", str(tmp_path))
+    cpu = torch.device("cpu")
+    assert [best_peak(cpu, "float32", flops) for flops in (4e9, 1e11, 5e10)] == [4e9, 1e11, 1e11]
+    assert best_peak(cpu, "bfloat16", 1e9) == 1e9
+    assert expected_mfu(cpu, "float32", 128) is None
+    for width, mfu in ((64, 0.1), (768, 0.4)):
+        note_mfu(cpu, "float32", width, mfu)
+    assert [expected_mfu(cpu, "float32", width) for width in (1, 128, 400, 10**6)] == [0.1, 0.1, 0.4, 0.4]
+    (tmp_path / "speed.toml").write_text("[damaged")
+    assert best_peak(cpu, "float32", 1.0) == 1.0
+    (tmp_path / "speed.toml").unlink()
+    (tmp_path / "speed.toml").mkdir()  # nothing can be kept: no run minds
+    assert best_peak(cpu, "float32", 2.0) == 2.0
 
 
 def test_mfu_is_unknown_until_warm_and_without_a_peak() -> None:
