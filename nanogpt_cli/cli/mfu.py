@@ -162,18 +162,15 @@ def _speed(one: "Measurement", peak: Peak) -> list[tuple[str, str, str]]:
 
 def _sizing(config: Config, compute: "Compute", batch_size: int) -> dict[str, Any]:
     """Parameters, FLOPs a token, and bytes of a checkpoint and of memory, by part."""
-    from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token, memory_estimate, parameter_table
+    from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token, parameter_table
+    from nanogpt_cli.training.plan import memory_needed
 
-    a, optimizer = config.model, config.optim.optimizer
-    device, recompute = compute.device.type, config.system.activation_checkpointing
-    memory = memory_estimate(
-        a, batch_size, optimizer, compute.dtype_name, device=device, activation_checkpointing=recompute
-    )
+    a = config.model
     return {
         "parameters": parameter_table(a),
         "flops_per_token": {"palm": flops_per_token(a), "causal": flops_per_token(a, causal=True)},
-        "checkpoint_bytes": checkpoint_bytes(a, optimizer),
-        "memory_bytes": memory,
+        "checkpoint_bytes": checkpoint_bytes(a, config.optim.optimizer),
+        "memory_bytes": memory_needed(config, compute, batch_size),
         "batch_size": batch_size,
     }
 

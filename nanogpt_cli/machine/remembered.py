@@ -3,7 +3,6 @@
 import contextlib
 import math
 import platform
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +11,8 @@ from nanogpt_cli.errors import UserError
 from nanogpt_cli.files import user_cache, write_toml
 from nanogpt_cli.foreign import read_toml
 from nanogpt_cli.machine.device import device_name
+
+FILE = "speed.toml"
 
 
 def best_peak(device: torch.device, dtype: str, measured: float) -> float:
@@ -42,25 +43,18 @@ def _number(value: Any) -> float:
     return float(value) if type(value) in (int, float) and math.isfinite(value) else 0.0
 
 
-def _file() -> Path:
-    return user_cache() / "speed.toml"
-
-
 def _read(device: torch.device, dtype: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """All that is known, and its part about this device and number format, to be filled."""
     try:
-        everything = read_toml(_file())
+        everything = read_toml(user_cache() / FILE)
     except (UserError, OSError):  # not there yet, damaged, or without a home: a cache has no say in whether work begins
         everything = {}
     key = f"{platform.node()} {device_name(device)} {dtype}"
-    if not isinstance(everything.get(key), dict):
+    if not isinstance(everything.get(key), dict) or not isinstance(everything[key].get("mfu", {}), dict):
         everything[key] = {}
-    here: dict[str, Any] = everything[key]
-    if not isinstance(here.get("mfu", {}), dict):
-        del here["mfu"]
-    return everything, here
+    return everything, everything[key]
 
 
 def _write(everything: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):  # as above
-        write_toml(_file(), everything)
+        write_toml(user_cache() / FILE, everything)

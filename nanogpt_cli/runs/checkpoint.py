@@ -52,9 +52,7 @@ class Empty(BaseModel, extra="forbid"):
     """A table without keys: there is no scaler, or the data is not known."""
 
 
-class Scaler(BaseModel):
-    """State of torch's GradScaler."""
-
+class Scaler(BaseModel):  # torch's GradScaler
     scale: Number
     growth_factor: Number
     backoff_factor: Number
@@ -63,8 +61,6 @@ class Scaler(BaseModel):
 
 
 class SplitPrint(BaseModel):
-    """What tells one split of a data set from another."""
-
     tokens: Count
     dtype: StrictStr
     digest: StrictStr
@@ -72,7 +68,7 @@ class SplitPrint(BaseModel):
 
 
 class DataPrint(BaseModel):
-    """The same of a data set."""
+    """What tells one data set from another."""
 
     name: StrictStr
     folder: StrictStr
@@ -161,15 +157,13 @@ def link_or_copy(source: Path, target: Path) -> None:
         sync_folder(target.parent)
 
 
-def load_checkpoint(path: Path, *, mmap: bool = True) -> Checkpoint:
+def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint of ours onto the CPU, after checking every checksum in it.
-
-    With `mmap` tensors are read from the file when they are used, so memory holds no second copy.
 
     Raises:
         UserError: missing, truncated, damaged, or no checkpoint of this program; says which.
     """
-    return own_checkpoint(read_torch_file(path, mmap=mmap), path)
+    return own_checkpoint(read_torch_file(path), path)
 
 
 def own_checkpoint(content: Any, path: Path) -> Checkpoint:
@@ -254,6 +248,8 @@ def own_training_state(content: Any, path: Path) -> Checkpoint:
 def read_torch_file(path: Path, *, mmap: bool = True) -> Any:
     """What torch.save wrote to `path`, without ever building an object beyond tensors and built-in types.
 
+    With `mmap` tensors are read from the file when they are used, so memory holds no second copy.
+
     Raises:
         UserError: missing, empty, truncated, damaged, foreign, or holding anything else.
     """
@@ -294,16 +290,13 @@ def is_nanogpt(content: Any) -> bool:
 
 def tensor_bytes(value: Any) -> int:
     """Bytes of all tensors in a nest of dicts and lists."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, dict):
-        return sum(tensor_bytes(v) for v in value.values())
-    if isinstance(value, list | tuple):
-        return sum(tensor_bytes(v) for v in value)
-    return 0
+    if isinstance(value, Tensor):
+        return value.nbytes
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return sum(map(tensor_bytes, inside))
 
 
-def non_finite(state: dict[str, torch.Tensor]) -> str | None:
+def non_finite(state: dict[str, Tensor]) -> str | None:
     """Name of the first tensor that holds NaN or infinity."""
     for name, tensor in state.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
@@ -311,7 +304,7 @@ def non_finite(state: dict[str, torch.Tensor]) -> str | None:
     return None
 
 
-def refuse_non_finite(state: dict[str, torch.Tensor], source: str, what: str) -> None:
+def refuse_non_finite(state: dict[str, Tensor], source: str, what: str) -> None:
     """Raise UserError if a tensor of `source` holds NaN or infinity."""
     if broken := non_finite(state):
         raise UserError(f"{source}: the {what} hold NaN or infinity ({broken}). Use an earlier checkpoint.")

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +23,8 @@ from nanogpt_cli.data.tokens.rows import RowOrder
 from nanogpt_cli.machine.device import Compute, memory_gib, synchronize
 from nanogpt_cli.machine.distributed import ALONE
 from nanogpt_cli.machine.memory import free_memory
-from nanogpt_cli.model.sizes import flops_per_token, memory_estimate
+from nanogpt_cli.model.sizes import flops_per_token
+from nanogpt_cli.training.plan import memory_needed
 from nanogpt_cli.training.state import build_state
 from nanogpt_cli.training.step import TrainStep
 
@@ -73,23 +75,21 @@ class Bench:
         shape = (batch_size, config.model.block_size + 1)
         tokens = torch.randint(config.model.vocab_size or 1, shape, device=compute.device)
         self.x, self.y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        self.micro_steps()  # kernels are picked, and compiled, in the first
+        self.update()
 
     def forward(self) -> None:
-        """The loss of a micro-batch."""
         self.loss = self.train_step.forward(self.x, self.y)
 
     def backward(self) -> None:
-        """Add up its gradients."""
         self.train_step.backward(self.loss)
 
     def micro_steps(self, count: int = 1) -> None:
-        """Both, `count` times."""
         for _ in range(count):
             self.forward()
             self.backward()
 
     def update(self) -> None:
-        """Clip, apply and drop the gradients."""
         self.train_step.update(self.loss.detach())
 
     def timed(self, work: Callable[[], object]) -> float:
@@ -122,8 +122,6 @@ def measure(
     if compute.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(compute.device)
     bench = Bench(config, compute, batch_size)
-    bench.micro_steps()  # kernels are picked, and compiled, in the first
-    bench.update()
     once = bench.timed(bench.micro_steps)
     many = max(1, int(seconds / 2 / BLOCKS / once))  # micro-steps between two waits
     repeats = max(2, min(BLOCKS, int(seconds / 2 / (many * once))))
@@ -167,11 +165,8 @@ def _stages(bench: Bench, repeats: int) -> dict[str, float]:
 def _reading(data_set: DataSet, config: Config, batch_size: int) -> float:
     """Seconds to have one micro-batch on the device, if nothing were read ahead."""
     order = RowOrder(data_set.train.count, config.model.block_size, config.train.seed, config.data.sampling)
-    split = Split(batch_size, 1, 1)
-    timings = []
-    with Batches(
-        data_set.train, order, split, 0, first_row=0, vocab_size=config.model.vocab_size or 0, device="cpu"
-    ) as batches:
+    split, rows, timings = Split(batch_size, 1, 1), config.model.vocab_size or 0, []
+    with Batches(data_set.train, order, split, 0, first_row=0, vocab_size=rows, device="cpu") as batches:
         for _ in range(2 * BLOCKS):
             before = time.perf_counter()
             next(batches)
@@ -199,21 +194,9 @@ def largest_batch(config: Config, compute: Compute) -> int:
     free = free_memory()
     if free is None:
         return config.train.batch_size
-
-    def bytes_for(rows: int) -> float:
-        dtype, device = compute.dtype_name, compute.device.type
-        parts = memory_estimate(
-            config.model,
-            rows,
-            config.optim.optimizer,
-            dtype,
-            device=device,
-            activation_checkpointing=config.system.activation_checkpointing,
-        )
-        return float(sum(parts.values()))
-
     # searched, since not every part grows with the rows
-    return max(1, bisect.bisect_right(range(1, MOST_ROWS), MEMORY_SHARE * free, key=bytes_for))
+    taken = partial(memory_needed, config, compute)
+    return max(1, bisect.bisect_right(range(1, MOST_ROWS), MEMORY_SHARE * free, key=lambda n: sum(taken(n).values())))
 
 
 def profile(config: Config, compute: Compute, *, batch_size: int, folder: Path) -> Path:
@@ -222,8 +205,6 @@ def profile(config: Config, compute: Compute, *, batch_size: int, folder: Path) 
     from torch.profiler import profile as profiler
 
     bench = Bench(config, compute, batch_size)
-    bench.micro_steps()
-    bench.update()
     synchronize(compute.device)
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if compute.device.type == "cuda" else [])
     with profiler(activities=activities) as trace:

@@ -100,15 +100,7 @@ class Plan:
     @property
     def memory(self) -> dict[str, int]:
         """Bytes that one process is expected to need, by part; an estimate."""
-        c, compute = self.config, self.compute
-        found = memory_estimate(
-            c.model,
-            self.split.micro_batch,
-            c.optim.optimizer,
-            compute.dtype_name,
-            device=compute.device.type,
-            activation_checkpointing=c.system.activation_checkpointing,
-        )
+        found = memory_needed(self.config, self.compute, self.split.micro_batch)
         if self.sharded:
             found |= {part: found[part] // self.split.world_size for part in ("weights", "gradients", "moments")}
         return found
@@ -149,6 +141,15 @@ def compute_for(config: Config, device_index: int = 0) -> Compute:
     rows = config.train.batch_size * config.train.gradient_accumulation_steps * config.train.max_iters
     total = flops_per_token(config.model) * rows * config.model.block_size
     return choose_compute(config.system, config.model, local_rank=device_index, long_run=total > LONG_RUN_FLOPS)
+
+
+def memory_needed(config: Config, compute: Compute, micro_batch: int) -> dict[str, int]:
+    """Bytes that a process needs to train with micro-batches of so many rows, by part; an estimate."""
+    recompute = config.system.activation_checkpointing
+    optimizer, dtype, device = config.optim.optimizer, compute.dtype_name, compute.device.type
+    return memory_estimate(
+        config.model, micro_batch, optimizer, dtype, device=device, activation_checkpointing=recompute
+    )
 
 
 def plan_run(

@@ -1,12 +1,11 @@
 """A run from a request to its end, in one process or several.
 
-One process plans, opens the run directory, trains. With `--gpus N` it becomes a launcher instead: it plans and shows
-the plan, makes the run directory, and starts N ranks (`nanogpt resume RUN`); it trains nothing and holds no lock.
-torchrun and srun start the ranks themselves, and those have no launcher of ours.
+One process plans, opens the run directory, trains. With `--gpus N` it is a launcher instead: it plans, shows the plan,
+makes the run directory and starts N ranks that continue it (machine/launch.py). torchrun and srun start ranks, too.
 
-Among ranks, rank 0 plans, opens the run and keeps its lock; it sends the plan to the others, which only open the data
-and take their device. What one rank cannot do, all are told before any of them trains. An error that all have is told
-by rank 0; one of a single rank by that rank. Ranks with a launcher of ours leave the word to it.
+Of ranks, rank 0 plans, opens the run and keeps its lock; the others take its plan, open the data and choose their
+device. What one cannot do, all are told before any trains. An error that all have is told by rank 0, one of a single
+rank by that rank; where there is a launcher of ours, by the launcher alone.
 """
 
 import contextlib
