@@ -16,8 +16,11 @@ from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.files import disk_full_named, remove_leftovers, sync_file, sync_folder, temporary_folder, write_bytes
 from nanogpt_cli.model.build import parameter_shapes
 from nanogpt_cli.model.gpt import GPT
+from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.weights.hugging_face import HEAD, LAYOUTS, OURS, config_of, leaves_as, plain, read_folder
+from nanogpt_cli.weights.load import LoadedModel
 from nanogpt_cli.weights.pretrained import CONFIG, WEIGHTS, needs_extra
+from nanogpt_cli.weights.tokenizer_json import tokenizer_files
 
 FAMILIES = {"gpt2": "GPT-2", "llama": "Llama", "qwen3": "Qwen3"}
 
@@ -34,12 +37,52 @@ class Exported:
     notes: list[str] = field(default_factory=list)  # who can read it, and what was changed on the way
 
 
+def export(loaded: LoadedModel, folder: Path, dtype: torch.dtype, progress: Progress = QUIET) -> Exported:
+    """Write a model with its tokenizer and a model card to the new folder `folder`; errors as for `export_model`."""
+    tokenizer, settings, remark = loaded.tokenizer, loaded.model.config, ""
+    kind, _ = leaves_as(settings)
+    files = {"README.md": _card(loaded, kind).encode()}
+    if tokenizer is None:
+        remark = "There is no tokenizer to go with the model: readers have to work with ids."
+    else:
+        files |= tokenizer_files(tokenizer, settings.block_size, progress)
+        if "tokenizer.json" not in files:
+            remark = (
+                f"tokenizer.toml describes the tokenizer {tokenizer.kind} for `nanogpt`; other programs know its name."
+            )
+    done = export_model(
+        loaded.model,
+        folder,
+        tokenizer_size=None if tokenizer is None else loaded.token_limit,
+        files=files,
+        eot=None if tokenizer is None else tokenizer.eot,
+        dtype=dtype,
+    )
+    return replace(done, notes=[*done.notes, *([remark] if remark else [])])
+
+
+def _card(loaded: LoadedModel, kind: str) -> str:
+    """The folder's README: what the model is, what it was trained on, and how to use it."""
+    settings, lines = loaded.model.config, [f"# {loaded.source}", ""]
+    if kind:
+        lines[:0] = ["---", "library_name: transformers", "pipeline_tag: text-generation", "---", ""]
+    count = sum(p.numel() for p in loaded.model.parameters())
+    lines += [f"- {FAMILIES.get(kind, 'its own architecture')}, {count:,} parameters, context {settings.block_size:,}"]
+    lines += [f"- tokenizer: {loaded.tokenizer.kind if loaded.tokenizer else 'none'}"]
+    if loaded.config is not None and loaded.step:
+        train = loaded.config.train
+        seen = loaded.step * train.batch_size * train.gradient_accumulation_steps * settings.block_size
+        start = f", from {train.init_from}" if train.init_from else ""
+        lines += [f"- trained with nanogpt on {loaded.config.data.dataset}: {seen:,} tokens{start}"]
+    return "\n".join([*lines, "", "To write text: `nanogpt sample FOLDER`."]) + "\n"
+
+
 def export_model(
     model: GPT,
     folder: Path,
     *,
     tokenizer_size: int | None,
-    tokenizer_files: dict[str, bytes],
+    files: dict[str, bytes],
     eot: int | None,
     dtype: torch.dtype = torch.float32,
 ) -> Exported:
@@ -47,7 +90,7 @@ def export_model(
 
     Args:
         tokenizer_size: ids that have a meaning; rows of the table beyond them are cut. None keeps all.
-        tokenizer_files: name and content of files to put beside the weights.
+        files: name and content of what else belongs into the folder.
         eot: id of end-of-text, if there is one.
         dtype: number format of the stored weights.
 
@@ -64,7 +107,7 @@ def export_model(
     remove_leftovers(folder.parent)
     with disk_full_named(folder), temporary_folder(folder) as temporary:
         _write_model(temporary, settings, tensors, kind, eot, dtype)
-        for name, content in tokenizer_files.items():
+        for name, content in files.items():
             write_bytes(temporary / name, content)
         _compare(temporary, settings, tensors)
         temporary.replace(folder)

@@ -61,10 +61,13 @@ def test_a_character_model_says_who_can_read_what(call: Call) -> None:
     make_run(Path("runs/a"))
     code, _, err = call("runs/a", "out/deep", "--dtype", "bfloat16", "--checkpoint", "last")
     assert code == 0
-    assert "not the char tokenizer" in err
     assert "rounded from float32 to bfloat16" in err
     names = {path.name for path in Path("out/deep").iterdir()}
-    assert names == {"model.safetensors", "config.json", "generation_config.json", "tokenizer.toml"}
+    tokenizer = {"tokenizer.toml", "tokenizer.json", "tokenizer_config.json"}
+    assert names == {"model.safetensors", "config.json", "generation_config.json", "README.md", *tokenizer}
+    card = Path("out/deep/README.md").read_text()
+    assert "trained with nanogpt on tiny: 1,728 tokens" in card  # 9 updates of 12 x 16
+    assert "library_name: transformers" in card
     again = load_model("out/deep")
     assert again.tokenizer is not None
     assert again.tokenizer.to_toml() == ALPHABET.to_toml()

@@ -112,7 +112,7 @@ def test_transformers_gives_the_same_likelihoods(tmp_path: Path) -> None:
     from nanogpt_cli.weights.export import export_model
 
     model = random_model(LONG)
-    export_model(model, tmp_path / "hf", tokenizer_size=None, tokenizer_files={}, eot=None)
+    export_model(model, tmp_path / "hf", tokenizer_size=None, files={}, eot=None)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
     questions = read_questions(TASKS["hellaswag"], write_lines(tmp_path / "a.jsonl", HELLASWAG), ALPHABET)
     rows = [(q.context, e) for q in questions for e in q.endings]

@@ -196,9 +196,11 @@ def test_each_rank_keeps_a_share_of_weights_and_float32_moments(
 def test_muon_keeps_its_momentum_over_ranks(
     settings: Settings, tmp_path: Path, device: str, count: int, parallel: str
 ) -> None:
-    """Three ranks cut the matrices into chunks of different heights."""
+    """Three ranks cut the matrices into chunks of different heights; in Qwen3 those of q, k and v differ too."""
     gpus(count, device)
-    wanted = settings(optimizer="muon", max_iters=6, lr_decay_iters=6, warmup_iters=1)
+    qwen3 = {"position": "rotary", "rope_theta": 1e4, "norm": "rmsnorm", "bias": False, "activation": "swiglu"}
+    qwen3 |= {"n_head": 2, "n_kv_head": 1, "qk_norm": True, "qk_gain": True}
+    wanted = settings(optimizer="muon", max_iters=6, lr_decay_iters=6, warmup_iters=1, **qwen3)
     ranks(1, train, wanted, tmp_path / "one")
     ranks(count, train, {**wanted, "max_iters": 3, "parallel": parallel}, tmp_path / "more")
     first = torch.load(tmp_path / "more" / "ckpt.pt", weights_only=True)

@@ -30,7 +30,7 @@ def random_model(settings: ModelSettings) -> GPT:
 
 
 def exported(model: GPT, folder: Path, **more: Any) -> export.Exported:
-    return export_model(model, folder, **{"tokenizer_size": None, "tokenizer_files": {}, "eot": 3, **more})
+    return export_model(model, folder, **{"tokenizer_size": None, "files": {}, "eot": 3, **more})
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 def test_an_empty_folder_and_missing_parents_are_taken(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     exported(random_model(GPT2), tmp_path / "a")
-    exported(random_model(GPT2), tmp_path / "b" / "c", tokenizer_files={"tokenizer.toml": b"x = 1\n"})
+    exported(random_model(GPT2), tmp_path / "b" / "c", files={"tokenizer.toml": b"x = 1\n"})
     names = {path.name for path in (tmp_path / "b" / "c").iterdir()}
     assert names == {"model.safetensors", "config.json", "generation_config.json", "tokenizer.toml"}
     (tmp_path / "plain.txt").write_text("")

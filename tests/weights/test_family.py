@@ -92,7 +92,7 @@ def test_transformers_gives_equal_logits_and_importing_again_equal_bits(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     model = random_model(replace(SETTINGS, **changes))
-    done = export_model(model, tmp_path / "out", tokenizer_size=45, tokenizer_files={}, eot=3)
+    done = export_model(model, tmp_path / "out", tokenizer_size=45, files={}, eot=3)
     assert done.format == ("qwen3" if changes.get("qk_norm") else "llama")
     theirs, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report.values())

@@ -80,7 +80,7 @@ def test_bare_words_are_paths_then_runs_then_model_names(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(loading, "hub_directory", folder)
     pytest.importorskip("safetensors", reason="the extra hf is not installed")
-    export_model(random_model(SETTINGS), Path("gpt2-folder"), tokenizer_size=None, tokenizer_files={}, eot=None)
+    export_model(random_model(SETTINGS), Path("gpt2-folder"), tokenizer_size=None, files={}, eot=None)
     loaded = load_model("gpt2_medium")
     assert (asked, loaded.released) == (["gpt2-medium"], "gpt2-medium")
     assert loaded.tokenizer is not None
@@ -221,7 +221,7 @@ class TestFolders:
         pytest.importorskip("safetensors", reason="the extra hf is not installed")
 
     def export(self, settings: ModelSettings = SETTINGS, **files: bytes) -> None:
-        export_model(random_model(settings), Path("hf"), tokenizer_size=None, tokenizer_files=files, eot=None)
+        export_model(random_model(settings), Path("hf"), tokenizer_size=None, files=files, eot=None)
 
     def test_ours_with_its_tokenizer(self) -> None:
         import tomli_w

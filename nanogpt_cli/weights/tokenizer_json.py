@@ -1,0 +1,90 @@
+"""Our tokenizers as tokenizer.json, which AutoTokenizer and vLLM load without code of ours, and which gives equal ids.
+
+A byte pair encoding is described as one; bytes are one without merges; characters are a table of words of one
+character. What its alphabet lacks is an error there, as it is here.
+"""
+
+import json
+from typing import Any
+
+from nanogpt_cli.data.tokenizers import BytesTokenizer, CharTokenizer, Tokenizer, gpt2_files
+from nanogpt_cli.progress import QUIET, Progress
+
+END = "<|endoftext|>"
+# printable characters stand for themselves, the other bytes for those from 256 on (GPT-2's encoder.py)
+_PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTE_LETTERS = {**{b: chr(b) for b in _PRINTABLE}, **{b: chr(256 + i) for i, b in enumerate(_OTHERS)}}
+
+
+def tokenizer_files(tokenizer: Tokenizer, context: int, progress: Progress = QUIET) -> dict[str, bytes]:
+    """Names and contents of the files that turn text into ids, for our reader and for others.
+
+    Args:
+        context: the longest text the model reads, in tokens.
+
+    Raises:
+        NanogptError: the tokenizer's own files are neither cached nor to be had.
+    """
+    import tomli_w
+
+    found = {"tokenizer.toml": tomli_w.dumps(tokenizer.to_toml()).encode()}
+    described = describe(tokenizer, progress)
+    if described is None:
+        return found
+    end = END if tokenizer.eot is not None else None
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": end,
+        "eos_token": end,
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+        "split_special_tokens": True,  # end-of-text written out in a text is text, as it was in training
+    }
+    for name, content in (("tokenizer.json", described), ("tokenizer_config.json", config)):
+        found[name] = json.dumps(content, ensure_ascii=False).encode()
+    return found
+
+
+def describe(tokenizer: Tokenizer, progress: Progress = QUIET) -> dict[str, Any] | None:
+    """The content of tokenizer.json; None for an encoding of tiktoken other than gpt2."""
+    if isinstance(tokenizer, CharTokenizer):
+        vocabulary = {character: number for number, character in enumerate(tokenizer.alphabet)}
+        split = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+        model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unknown>"}  # which the table lacks
+        return _parts(model, split, {"type": "Fuse"})
+    if isinstance(tokenizer, BytesTokenizer):
+        return _bpe({BYTE_LETTERS[byte]: byte for byte in range(256)}, [], tokenizer.eot, None)
+    if tokenizer.kind == "gpt2":
+        files = gpt2_files(progress)
+        vocabulary = json.loads(files["vocab.json"])
+        lines = files["merges.txt"].decode().splitlines()[1:]  # the first says what it is
+        return _bpe(vocabulary, [line.split(" ") for line in lines if line], tokenizer.eot, "")
+    return None
+
+
+def _bpe(vocabulary: dict[str, int], merges: list[list[str]], eot: int | None, pattern: str | None) -> dict[str, Any]:
+    """`pattern` cuts a text before merging: "" is GPT-2's own, None does not cut."""
+    vocabulary = {token: number for token, number in vocabulary.items() if number != eot}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": pattern == ""}
+    before: dict[str, Any] = byte_level
+    if pattern:
+        split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        before = {"type": "Sequence", "pretokenizers": [split, byte_level]}
+    model = {"type": "BPE", "vocab": vocabulary, "merges": merges, "ignore_merges": False}
+    return _parts(model, before, byte_level, eot)
+
+
+def _parts(
+    model: dict[str, Any], before: dict[str, Any], decoder: dict[str, Any], eot: int | None = None
+) -> dict[str, Any]:
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [] if eot is None else [{"id": eot, "content": END, "special": True, **plain}]
+    return {
+        "version": "1.0",
+        "added_tokens": added,
+        "pre_tokenizer": before,
+        "model": model,
+        "decoder": decoder,
+        **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor")),
+    }
