@@ -7,6 +7,7 @@ which follows no link and truncates nothing. What a file system cannot do (sync 
 import contextlib
 import errno
 import io
+import math
 import os
 import re
 import shutil
@@ -241,7 +242,7 @@ def make_folder(folder: Path) -> None:
 def sync_folder(folder: Path) -> bool:
     """Make the names in `folder` durable; False where the file system does not do that for folders."""
     if os.name == "nt":
-        return False  # folders cannot be opened there
+        return True  # folders cannot be opened there, and their changes are journalled
     try:
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -254,6 +255,14 @@ def sync_folder(folder: Path) -> bool:
             raise
         return False
     return True
+
+
+def free_bytes(folder: Path) -> float:
+    """Bytes that are free where `folder` lies; infinite where the file system does not tell."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return math.inf
 
 
 def user_cache() -> Path:

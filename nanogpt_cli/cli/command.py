@@ -25,7 +25,8 @@ class Command(TyperCommand):
             return super().parse_args(ctx, args)
         rest = super().parse_args(ctx, normalise(args, Flags.of(ctx)))
         if ctx.args:
-            raise UserError(stray_words(ctx.command_path, ctx.args))
+            before = args[args.index(ctx.args[0]) - 1] if ctx.args[0] in args[1:] else ""
+            raise UserError(stray_words(Flags.of(ctx), ctx.args, before))
         return rest
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
@@ -96,7 +97,7 @@ class Group(TyperGroup):
         """The commands with the first line of their docstrings, then the few options."""
         with formatter.section(_bold("Commands")):
             rows = [(name, (self.function(name).__doc__ or "").strip()) for name in self.commands_by_name]
-            formatter.write_dl([(_cyan(name), text.splitlines()[0].rstrip(".")) for name, text in rows])
+            formatter.write_dl([(_cyan(name), text.partition("\n")[0].rstrip(".")) for name, text in rows])
         records = [parameter.get_help_record(ctx) for parameter in self.get_params(ctx)]
         with formatter.section(_bold("Options")):
             formatter.write_dl([(_cyan(record[0]), record[1]) for record in records if record])

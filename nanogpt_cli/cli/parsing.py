@@ -94,9 +94,11 @@ def unknown_flag(name: str, flags: Flags) -> str:
     return f"{flags.command}: there is no {name}.{near} {flags.command} --help lists all."
 
 
-def stray_words(command: str, words: list[str]) -> str:
-    """What to type instead of words that the command does not take."""
-    word = words[0]
+def stray_words(flags: Flags, words: list[str], before: str) -> str:
+    """What to type instead of words that the command does not take; `before` stands before the first of them."""
+    command, word = flags.command, words[0]
+    if before in flags.options and flags.options[before].metavar == TOGGLE:
+        return f"{command}: {before} is {word!r}: {', '.join(TOGGLE.split('|'))} are allowed."
     found = f"{command}: {typed(word)} is one word too many."
     if command.endswith(" sample"):
         return f"{found} A prompt is --prompt {typed(' '.join(words))}"

@@ -1,6 +1,6 @@
 """From defaults, preset, file and flags to one checked `Config`, with the origin of every value."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -93,18 +93,23 @@ def combine(*layers: Layer) -> Layered:
             if section not in SECTIONS or not isinstance(table, dict):
                 problems.append(_no_section(layer.origin, section, table))
                 continue
+            if len(table) > 10 * len(settings()):
+                known_keys = f"there are {len(settings())} settings"
+                problems.append(f"{layer.origin}: [{section}] has {len(table):,} keys, and {known_keys} in all.")
+                continue
             for key, value in table.items():
                 known = settings().get(key)
                 if known is None or known.section != section:
                     problems.append(_unknown(layer.origin, section, key))
                 else:
                     values[key], origins[key] = value, layer
-    _refuse(problems + _misfits(values, origins))
+    misfits = _misfits(values, origins)
     tables: Tables = {section: {} for section in SECTIONS}
     for key, value in values.items():
-        tables[settings()[key].section][key] = value
+        if key not in misfits:
+            tables[settings()[key].section][key] = value
     config = Config(**{section: cls(**tables[section]) for section, cls in SECTIONS.items()})  # type: ignore[arg-type]
-    _refuse(_contradictions(config, origins))
+    _refuse([*problems, *misfits.values(), *_contradictions(config, origins, misfits.keys())])
     return Layered(config, origins)
 
 
@@ -116,9 +121,9 @@ def _refuse(problems: list[str]) -> None:
         raise UserError("\n".join(problems))
 
 
-def _misfits(values: dict[str, Any], origins: Mapping[str, Layer]) -> list[str]:
-    """Only what still counts after layering is checked: a flag may mend a file."""
-    problems = []
+def _misfits(values: dict[str, Any], origins: Mapping[str, Layer]) -> dict[str, str]:
+    """What is wrong with settings by themselves. Only what still counts after layering is checked."""
+    problems = {}
     for key, value in values.items():
         known = settings()[key]
         try:
@@ -126,7 +131,7 @@ def _misfits(values: dict[str, Any], origins: Mapping[str, Layer]) -> list[str]:
         except ValueError as error:
             origin = origins[key].origin
             where = known.flag if origin == FLAG else f"{origin}: [{known.section}] {key}"
-            problems.append(f"{where} is {shown(value)}: {error}.")
+            problems[key] = f"{where} is {shown(value)}: {error}."
     return problems
 
 
@@ -147,12 +152,17 @@ def _unknown(origin: str, section: str, key: str) -> str:
     return f"{origin}: [{section}] {shown(key).strip(chr(39))}: unknown setting.{home}"
 
 
-def _contradictions(config: Config, origins: Mapping[str, Layer]) -> list[str]:
-    """Settings that are fine alone and wrong together, each with what to change, and the first file they stand in."""
+def _contradictions(config: Config, origins: Mapping[str, Layer], misfits: Set[str]) -> list[str]:
+    """Settings that are fine alone and wrong together, each with what to change, and the first file they stand in.
+
+    Of those that are no settings at all, `misfits`, nothing more is said.
+    """
     m, o, t = config.model, config.optim, config.train
     found: list[str] = []
 
     def problem(keys: tuple[str, ...], text: str) -> None:
+        if not misfits.isdisjoint(keys):
+            return
         files = [origins[key].origin for key in keys if key in origins and origins[key].origin != FLAG]
         found.append(f"{files[0]}: {text}" if files else text)
 
@@ -160,11 +170,11 @@ def _contradictions(config: Config, origins: Mapping[str, Layer]) -> list[str]:
         problem(keys, text)
     if o.min_lr is not None and o.min_lr > o.learning_rate:
         text = f"min_lr = {o.min_lr:g} is above learning_rate = {o.learning_rate:g}: the rate would rise. "
-        problem(("min_lr", "learning_rate"), text + "Lower --min-lr, or leave it out (learning_rate / 10).")
+        problem(("min_lr", "learning_rate"), text + "Lower it, or --min-lr none for learning_rate / 10.")
     if o.warmup_iters and o.lr_decay_iters and o.schedule != "constant" and o.warmup_iters >= o.lr_decay_iters:
         text = (
             f"warmup_iters = {o.warmup_iters} leaves no update for the decay, which ends at lr_decay_iters = "
-            f"{o.lr_decay_iters}. Lower --warmup-iters, or leave it out."
+            f"{o.lr_decay_iters}. Lower it, or --warmup-iters none for a share of the run."
         )
         problem(("warmup_iters", "lr_decay_iters"), text)
     if t.init_from == "scratch":  # nanoGPT's words

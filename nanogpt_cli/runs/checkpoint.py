@@ -22,7 +22,15 @@ from nanogpt_cli.config.derived import Schedule, with_schedule
 from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.setting import shown
 from nanogpt_cli.errors import UserError, typed
-from nanogpt_cli.files import DiskFullError, atomic_write, disk_full_named, sync_file, sync_folder, temporary_beside
+from nanogpt_cli.files import (
+    DiskFullError,
+    atomic_write,
+    disk_full_named,
+    free_bytes,
+    sync_file,
+    sync_folder,
+    temporary_beside,
+)
 from nanogpt_cli.model.build import check_shapes, parameter_shapes, shapes_of
 
 FORMAT = 2
@@ -118,7 +126,7 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path, *, previous: Path | None
         DiskFullError: no room, told by the free space or by the write itself; both old files stay.
         OSError: the folder cannot be written.
     """
-    if shutil.disk_usage(path.parent).free < tensor_bytes(checkpoint):
+    if free_bytes(path.parent) < tensor_bytes(checkpoint):
         raise _no_room(checkpoint, path)
 
     keep = functools.partial(link_or_copy, path, previous) if previous is not None and path.exists() else None
@@ -129,7 +137,7 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path, *, previous: Path | None
 
 
 def _no_room(checkpoint: Checkpoint, path: Path) -> DiskFullError:
-    needed, free = tensor_bytes(checkpoint), shutil.disk_usage(path.parent).free
+    needed, free = tensor_bytes(checkpoint), free_bytes(path.parent)
     return DiskFullError(errno.ENOSPC, f"{needed / 1e6:,.2f} MB needed, {free / 1e6:,.2f} MB free", str(path))
 
 

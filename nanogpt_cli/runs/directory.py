@@ -1,6 +1,8 @@
 """The run directory: where each file lies, how it comes into being, how it is found, and what state it is in."""
 
+import io
 import os
+import pickle
 import re
 import zipfile
 from collections.abc import Callable
@@ -16,6 +18,20 @@ from nanogpt_cli.runs import lock as locking
 from nanogpt_cli.runs.metrics import read_metrics
 
 RUNS = Path("runs")
+QUICKLY_READ = 1 << 26  # bytes; of a larger checkpoint not every checksum is held against the file
+# whatever damage can make of an archive and a pickle in it
+UNREADABLE = (
+    zipfile.BadZipFile,
+    pickle.UnpicklingError,
+    NotImplementedError,
+    LookupError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    MemoryError,
+    StopIteration,
+)
 State = Literal["running", "finished", "stopped", "damaged"]
 
 
@@ -91,7 +107,9 @@ def create_run(
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise UserError if a run or anything else but an empty folder stands at `path`."""
+    """Raise UserError if anything but an empty folder stands at `path`, or if nothing could read its name."""
+    if any("\ud800" <= character <= "\udfff" for character in str(path)):
+        raise UserError(f"--run {path}: the name is no UTF-8, which TOML and other programs need. Choose another.")
     if RunDirectory(path).config.exists():
         raise UserError(
             f"{path}: there is a run already, and nothing is ever overwritten. To continue it type "
@@ -151,7 +169,7 @@ class RunStatus:
     name: str
     path: str
     state: State
-    step: int | None  # the newest completed update on record
+    step: int | None  # completed updates: what resume would go on from; of a running one, the newest on record
     max_iters: int | None
     best_val_loss: float | None
     best_step: int | None
@@ -168,15 +186,44 @@ def status(run: RunDirectory) -> RunStatus:
     lines = list(read_metrics(run.metrics))
     evaluations = [line for line in lines if isinstance(line.get("val_loss"), int | float)]
     best = min(evaluations, key=lambda line: line["val_loss"], default=None)
-    damaged = not config or (run.checkpoint.exists() and not zipfile.is_zipfile(run.checkpoint))
-    finished = isinstance(limit, int) and run.checkpoint.exists() and any(e["step"] >= limit for e in evaluations)
+    saved = [saved_step(path) for path in (run.checkpoint, run.previous) if path.exists()]
+    whole = [step for step in saved if step is not None]
+    damaged = not config or (run.checkpoint.exists() and saved[0] is None)
+    evaluated = max((line["step"] for line in evaluations), default=0)
+    finished = isinstance(limit, int) and bool(whole) and min(whole[0], evaluated) >= limit
     running = locking.holder(run.path) is not None
+    logged = max((line["step"] for line in lines), default=0)
     return RunStatus(
         name=run.name,
         path=str(run.path),
         state="running" if running else "damaged" if damaged else "finished" if finished else "stopped",
-        step=max((line["step"] for line in lines), default=0 if config else None),
+        step=logged if running else whole[0] if whole else 0 if config else None,
         max_iters=limit if isinstance(limit, int) else None,
         best_val_loss=best["val_loss"] if best else None,
         best_step=best["step"] if best else None,
     )
+
+
+def saved_step(path: Path) -> int | None:
+    """The step in a checkpoint of ours, read without torch; None if it is damaged, as far as a short look can tell."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if path.stat().st_size <= QUICKLY_READ and archive.testzip() is not None:
+                return None
+            name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+            if archive.getinfo(name).file_size > QUICKLY_READ:
+                return None
+            step = _Inert(io.BytesIO(archive.read(name))).load()["step"]
+            return step if type(step) is int else None
+    except (OSError, EOFError, *UNREADABLE):
+        return None
+
+
+class _Inert(pickle.Unpickler):
+    """Reads plain values; whatever else a pickle names becomes nothing, and nothing of it is called."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        return lambda *_: None
+
+    def persistent_load(self, pid: Any, /) -> None:
+        """The place of a tensor's bytes."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.foreign import read_toml
+from nanogpt_cli.terminal import escaped
 
 PACKAGES = ("nanogpt-cli", "torch", "numpy", "tiktoken", "typer", "rich")
 
@@ -22,8 +23,8 @@ def environment(device: str) -> dict[str, Any]:
     return {
         "run_id": secrets.token_hex(8),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": shlex.join(["nanogpt", *sys.argv[1:]]),
-        "folder": str(Path.cwd()),
+        "command": escaped(shlex.join(["nanogpt", *sys.argv[1:]])),
+        "folder": escaped(str(Path.cwd())),  # which need be no UTF-8
         "device": device,
         "host": platform.node(),
         "platform": platform.platform(),

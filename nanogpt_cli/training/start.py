@@ -1,7 +1,6 @@
 """Beginning a planned run: make or take over its directory, build what the loop needs, train, clean up."""
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 
 from nanogpt_cli.data.tokens.batches import Batches
 from nanogpt_cli.errors import NanogptError, UserError
-from nanogpt_cli.files import remove_leftovers, write_toml
+from nanogpt_cli.files import free_bytes, remove_leftovers, sync_folder, write_toml
 from nanogpt_cli.machine.device import compile_model
 from nanogpt_cli.machine.distributed import ALONE, Processes
 from nanogpt_cli.machine.memory import explain_out_of_memory
@@ -102,7 +101,7 @@ def _check_room(plan: Plan) -> None:
     """No training whose outcome could not be kept."""
     folder = next(path for path in (plan.run_path, *plan.run_path.absolute().parents) if path.exists())
     needed = sum(checkpoint_bytes(plan.config.model, plan.config.optim.optimizer).values())
-    free = shutil.disk_usage(folder).free
+    free = free_bytes(folder)
     if free < needed and not plan.finished:
         raise NanogptError(
             f"The disk of {plan.run_path} is full: {needed / 1e6:,.2f} MB are needed for a checkpoint, "
@@ -161,9 +160,11 @@ def _finish_last_save(checkpoint: Checkpoint, run: RunDirectory, keep_every: int
 
 def _unchanged_since(plan: Plan, run: RunDirectory) -> Checkpoint | None:
     """The state that was planned with: nobody else continued the run before we had its lock."""
-    newest = newest_state(run).checkpoint
+    source = newest_state(run)
+    newest = source.checkpoint
     if (newest["step"] if newest else 0) != plan.first_step:
-        raise UserError(f"{run.path}: another process continued this run meanwhile. Type the command again.")
+        why = source.problems[0] if source.problems else f"{run.path}: another process continued this run meanwhile."
+        raise UserError(f"{why} Type the command again.")
     return newest
 
 
@@ -210,6 +211,8 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
             trackers=trackers,
             clock=StepClock(plan.tokens_per_step, flops_per_token(plan.config.model), all_peaks, progress.time_s),
         )
+        if main and not sync_folder(run.path):
+            view.warn("this file system syncs no folders: a power cut, not a kill, may take the newest save away")
         training.train(_what_is_shown(plan, run, progress))
         mfu = training.clock.mean_mfu()
         if main and mfu is not None and plan.peak and plan.peak[1] != "given":

@@ -146,3 +146,9 @@ def test_completion(
     with pytest.raises(SystemExit):
         main.run([])
     assert expected in capsys.readouterr().out.split()
+
+
+def test_help_without_docstrings() -> None:
+    for line in (["--help"], ["train", "--help"], ["runs", "--help"]):
+        command = [sys.executable, "-OO", "-m", "nanogpt_cli", *line]
+        assert subprocess.run(command, capture_output=True, check=False).returncode == 0

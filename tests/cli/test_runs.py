@@ -1,10 +1,10 @@
 """`nanogpt runs`: the table, the document, and folders that are none."""
 
 import json
-import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from nanogpt_cli.cli.main import run as nanogpt
 from nanogpt_cli.runs.directory import create_run, lock
@@ -17,8 +17,7 @@ def four_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("broken", "busy", "done", "halted"):
         run = create_run(Path("runs") / name, config={"train": {"max_iters": 20}}, tokenizer=None, environment={})
-        with zipfile.ZipFile(run.checkpoint, "w"):
-            pass
+        torch.save({"step": 20 if name == "done" else 10}, run.checkpoint)
         log = MetricsLog(run.metrics)
         for step in (10, 20) if name == "done" else (10,):
             log.append({"step": step, "val_loss": 2.0 + 1 / step, "train_loss": 2.0})

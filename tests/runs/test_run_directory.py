@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,11 +23,22 @@ from nanogpt_cli.runs.directory import (
     lock,
     new_run_path,
     read_config,
+    saved_step,
     status,
 )
 from nanogpt_cli.runs.metrics import MetricsLog
 
 CONFIG: dict[str, Any] = {"train": {"max_iters": 30}, "derived": {"min_lr": 1e-4}}
+
+
+class Touch:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
 
 
 def make(path: Path, **more: Any) -> RunDirectory:
@@ -38,9 +49,8 @@ def contents(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != locking.LOCK)
 
 
-def save(run: RunDirectory) -> None:
-    with zipfile.ZipFile(run.checkpoint, "w") as file:
-        file.writestr("data.pkl", "weights")
+def save(run: RunDirectory, step: int = 30) -> None:
+    torch.save({"step": step, "model": {"w": torch.ones(2)}}, run.checkpoint)
 
 
 class TestCreate:
@@ -176,11 +186,12 @@ class TestStatus:
 
     def test_best_loss_step_and_end(self, tmp_path: Path) -> None:
         run = make(tmp_path / "x")
-        save(run)
+        save(run, 25)
         put_lines(run, {"step": 10, "val_loss": 2.0, "train_loss": 2.0}, {"step": 20, "val_loss": 1.5, "train_loss": 1})
         put_lines(run, {"step": 25, "loss": 1.0})
         found = status(run)
         assert (found.state, found.step, found.best_val_loss, found.best_step) == ("stopped", 25, 1.5, 20)
+        save(run, 30)
         put_lines(run, {"step": 30, "val_loss": 2.5, "train_loss": 1.0})
         found = status(run)
         assert (found.state, found.step, found.best_val_loss) == ("finished", 30, 1.5)
@@ -204,6 +215,35 @@ class TestStatus:
         else:
             run.checkpoint.write_bytes(b"" if damage == "empty" else whole[: len(whole) // 2])
         assert status(run).state == "damaged"
+
+    def test_the_step_is_the_one_that_resume_would_go_on_from(self, tmp_path: Path) -> None:
+        run = make(tmp_path / "x")
+        save(run)
+        saved = torch.load(run.checkpoint, weights_only=True)["step"]
+        put_lines(run, {"step": saved + 7, "loss": 1.0})
+        assert status(run).step == saved
+        with lock(run):
+            assert status(run).step == saved + 7
+        run.checkpoint.rename(run.previous)
+        run.checkpoint.write_bytes(b"")
+        assert (status(run).state, status(run).step) == ("damaged", saved)
+
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+    @given(place=st.floats(0, 0.999), bit=st.integers(0, 7))
+    def test_a_flipped_bit_is_no_step(self, tmp_path: Path, place: float, bit: int) -> None:
+        path = tmp_path / "ckpt.pt"
+        torch.save({"step": 5, "model": {"w": torch.ones(50)}}, path)
+        assert saved_step(path) == 5
+        content = bytearray(path.read_bytes())
+        content[int(place * len(content))] ^= 1 << bit
+        path.write_bytes(content)
+        assert saved_step(path) in (None, 5)  # some bits of an archive mean nothing
+
+    def test_nothing_that_a_pickle_names_is_called(self, tmp_path: Path) -> None:
+        path = tmp_path / "ckpt.pt"
+        torch.save({"step": 5, "made": Touch(tmp_path / "made")}, path)
+        saved_step(path)
+        assert not (tmp_path / "made").exists()
 
     def test_a_run_without_its_config_is_listed_as_damaged(self, tmp_path: Path) -> None:
         run = make(tmp_path / "x")
