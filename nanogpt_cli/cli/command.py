@@ -4,6 +4,7 @@ Help is plain text on purpose. Typer's Rich panels cost more than all the rest o
 """
 
 import os
+from importlib import import_module
 from typing import Any
 
 import typer
@@ -51,7 +52,7 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     """The program: its commands are found by name, and only the one that runs is imported and built."""
 
-    commands_by_name: dict[str, tuple[str, str]]  # set by main: name -> (module, function)
+    names: tuple[str, ...]  # set by main
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Flags in front of the command are normalised, the command and what follows is left to it."""
@@ -61,33 +62,26 @@ class Group(TyperGroup):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """In the order of a working day."""
-        return list(self.commands_by_name)
+        return list(self.names)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of this name, built now; None if there is none."""
-        if cmd_name not in self.commands_by_name:
+        if cmd_name not in self.names:
             return None
         one = typer.Typer(add_completion=False, rich_markup_mode=None)
         context = {"max_content_width": WIDTH, "allow_extra_args": True}  # Click's own answer to more words is terse
-        one.command(cmd_name, cls=Command, context_settings=context)(self.function(cmd_name))
+        one.command(cmd_name, cls=Command, context_settings=context)(_function(cmd_name))
         return typer.main.get_command(one)
-
-    def function(self, name: str) -> Any:
-        from importlib import import_module
-
-        module, function = self.commands_by_name[name]
-        return getattr(import_module(module), function)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """A misspelt command is answered with the nearest one."""
-        if args[0] not in self.commands_by_name and not ctx.resilient_parsing:
+        word = args[0]
+        if word not in self.names and not ctx.resilient_parsing:
             from nanogpt_cli.config.nanogpt import elsewhere
 
-            word, known = args[0], list(self.commands_by_name)
             answer = elsewhere()["commands"].get(word)
-            meant = f" {answer}" if answer else did_you_mean(word, known)
-            raise UserError(f"nanogpt {word}: no such command.{meant} There are: {', '.join(known)}.")
+            meant = f" {answer}" if answer else did_you_mean(word, self.names)
+            raise UserError(f"nanogpt {word}: no such command.{meant} There are: {', '.join(self.names)}.")
         return super().resolve_command(ctx, args)
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
@@ -96,11 +90,16 @@ class Group(TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """The commands with the first line of their docstrings, then the few options."""
         with formatter.section(_bold("Commands")):
-            rows = [(name, (self.function(name).__doc__ or "").strip()) for name in self.commands_by_name]
+            texts = [(_function(name).__doc__ or "").strip() for name in self.names]
+            rows = zip(self.names, texts, strict=True)
             formatter.write_dl([(_cyan(name), text.partition("\n")[0].rstrip(".")) for name, text in rows])
         records = [parameter.get_help_record(ctx) for parameter in self.get_params(ctx)]
         with formatter.section(_bold("Options")):
             formatter.write_dl([(_cyan(record[0]), record[1]) for record in records if record])
+
+
+def _function(name: str) -> Any:
+    return getattr(import_module(f"nanogpt_cli.cli.{name}"), name)
 
 
 def styled(text: str, **style: Any) -> str:

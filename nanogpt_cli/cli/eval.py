@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nanogpt_cli.weights.load import LoadedModel
 
 
-def eval_(
+def eval(
     model: Model,
     data: Annotated[
         str | None,
@@ -60,22 +60,21 @@ def eval_(
     loaded = load(model, checkpoint)
     compute = move_to_device(loaded, device, dtype)
     batch_size = batch_size or default_batch_size(loaded.model)
-    with explain_out_of_memory(
-        f"The result is the same with fewer windows a pass: --batch-size {max(1, batch_size // 4)}"
-    ):
-        if task is not None:
-            with ProgressBar() as progress:
-                report = answer(
-                    loaded, task, path=task_file, limit=limit, batch_size=batch_size, compute=compute, progress=progress
-                )
+    data_set = None
+    if task is None:
+        folder = _data_folder(model, loaded, data, data_dir)
+        if loaded.config is not None and data is None and data_dir is None:  # as the run itself reads it
+            token_dtype = token_dtype or loaded.config.data.token_dtype
+            tokenizer = tokenizer or loaded.config.data.tokenizer
+        data_set = _open(folder, loaded, token_dtype, tokenizer)
+    advice = f"The result is the same with fewer windows a pass: --batch-size {max(1, batch_size // 4)}"
+    with explain_out_of_memory(advice), ProgressBar() as progress:
+        if data_set is not None:
+            report = evaluate(loaded, data_set, split, batch_size=batch_size, compute=compute, progress=progress)
         else:
-            folder = _data_folder(model, loaded, data, data_dir)
-            if loaded.config is not None and data is None and data_dir is None:  # as the run itself reads it
-                token_dtype = token_dtype or loaded.config.data.token_dtype
-                tokenizer = tokenizer or loaded.config.data.tokenizer
-            data_set = _open(folder, loaded, token_dtype, tokenizer)
-            with ProgressBar() as progress:
-                report = evaluate(loaded, data_set, split, batch_size=batch_size, compute=compute, progress=progress)
+            report = answer(
+                loaded, task or "", path=task_file, limit=limit, batch_size=batch_size, compute=compute, progress=progress
+            )
     if json:
         show.document(report)
     else:
@@ -131,18 +130,17 @@ LABELS = {
     "accuracy_norm": ("accuracy, by mean", ".4f"),
     "examples": ("examples", ",d"),
 }
-OPTIONAL = ("accuracy_norm", "perplexity")  # a task has them or not
 
 
 def _print(report: dict[str, Any]) -> None:
     published = report["published"] or {}
     what = report.get("task") or f"{report['data']} {report['split']}"
-    columns = [what, "measured", *([published["source"]] if published else [])]
     rows = []
     for key, (label, form) in LABELS.items():
-        if key not in report or (key in OPTIONAL and report[key] is None):
+        # a task has these or not; bits per byte of a split may be unknown
+        if key not in report or (report[key] is None and key in ("accuracy_norm", "perplexity")):
             continue
-        row = [label, show.number(report[key], form)]
-        rows.append([*row, show.number(published[key], ".2f") if key in published else ""] if published else row)
-    show.table(columns, rows)
+        theirs = [show.number(published[key], ".2f") if key in published else ""] if published else []
+        rows.append([label, show.number(report[key], form), *theirs])
+    show.table([what, "measured", *([published["source"]] if published else [])], rows)
     sys.stdout.flush()

@@ -33,6 +33,5 @@ def export(
     for note in done.notes:
         show.say(note)
     show.say("read back and compared: every number is the same")
-    show.result(
-        f"{done.folder}: {done.tensors} tensors, {done.parameters:,} parameters, {done.bytes / 1e6:,.1f} MB, {dtype}"
-    )
+    size = f"{done.tensors} tensors, {done.parameters:,} parameters, {done.bytes / 1e6:,.1f} MB"
+    show.stream(f"{done.folder}: {size}, {dtype}\n")

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from nanogpt_cli.weights.load import LoadedModel
 
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", bool: ""}
-MACHINES_PANEL = "Several machines"
 
 
 def flag(metavar: str, text: str, **more: Any) -> Any:
@@ -104,7 +103,7 @@ def _setting(known: Setting, resumed: bool, defaults: bool) -> inspect.Parameter
     option = typer.Option(
         f"{known.flag}/{known.flag.replace('--', '--no-', 1)}" if switch else known.flag,
         help=_help(known, defaults),
-        rich_help_panel=_panel(known.section),
+        rich_help_panel=f"[{known.section}] {(SECTIONS[known.section].__doc__ or '').split('.')[0]}",
         show_default=False,
         hidden=resumed and known.resume == "fixed",
         metavar=None if switch else "|".join(words),
@@ -112,11 +111,6 @@ def _setting(known: Setting, resumed: bool, defaults: bool) -> inspect.Parameter
     )
     kind: Any = bool | None if switch else str | None  # the schema reads texts; it knows more than Typer
     return _parameter(known.name, kind, None, option)
-
-
-def _panel(section: str) -> str:
-    """The TOML table, and what it is about."""
-    return f"[{section}] {(SECTIONS[section].__doc__ or '').split('.')[0]}"
 
 
 def _help(known: Setting, defaults: bool) -> str:
@@ -132,7 +126,7 @@ def _help(known: Setting, defaults: bool) -> str:
 
 
 def _machine(name: str, kind: Any, default: Any, metavar: str, text: str) -> inspect.Parameter:
-    return _parameter(name, kind, default, flag(metavar, text, rich_help_panel=MACHINES_PANEL))
+    return _parameter(name, kind, default, flag(metavar, text, rich_help_panel="Several machines"))
 
 
 MACHINES = [

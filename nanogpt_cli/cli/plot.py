@@ -38,7 +38,7 @@ def plot(
     if not json and str(out or ("curves.png" if find_spec("matplotlib") else "-")) == "-":
         from nanogpt_cli.view.chart import Chart
 
-        show.drawing(Chart(found, over))
+        show.draw(Chart(found, over))
         return
     out = out or Path("curves.png")
     with unwritable_named(out, "Choose another place: --out FILE."):
@@ -47,4 +47,4 @@ def plot(
         show.document({"file": str(out), "runs": [str(run.path) for run in found]})
         return
     show.say(f"{len(runs)} {'run' if len(runs) == 1 else 'runs'} over {over}:")
-    show.result(str(out))
+    show.stream(f"{out}\n")

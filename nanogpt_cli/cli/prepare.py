@@ -157,7 +157,7 @@ def _report(done: "Prepared", entry: "Entry | None", data_dir: Path | None, as_j
     ]
     state = "is complete already, nothing to do" if done.already else f"made in {done.seconds:.1f} s"
     show.groups([(f"{done.folder} {state}", rows)], stderr=False)
-    show.result(f"\nNext: {line}")
+    show.stream(f"\nNext: {line}\n")
 
 
 def _train_line(preset: str | None, dataset: str | None, data_dir: Path | None) -> str:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -91,15 +92,14 @@ def _number(name: str, text: str, kind: type[Number], most: float, needed: str) 
 
 def _text(text: str) -> str:
     if text == STDIN:
-        return _decode(sys.stdin.buffer.read(), "stdin")
-    if any("\udc80" <= character <= "\udcff" for character in text):  # bytes that are no text in the console's encoding
-        return _decode(os.fsencode(text), "--prompt")
-    return text
+        return _read(Path(STDIN))
+    # surrogates: bytes that are no text in the console's encoding
+    return _decode(os.fsencode(text), "--prompt") if re.search("[\udc80-\udcff]", text) else text
 
 
 def _read(path: Path) -> str:
     if str(path) == STDIN:
-        return _text(STDIN)
+        return _decode(sys.stdin.buffer.read(), "stdin")
     try:
         return _decode(path.read_bytes(), str(path))
     except OSError as error:

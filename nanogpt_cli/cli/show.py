@@ -14,8 +14,6 @@ from nanogpt_cli.terminal import COMMANDS, escaped, for_stream, give_up
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-UNKNOWN = "n/a"
-
 
 def main_process() -> bool:
     """Whether this process speaks: of several, only the first does."""
@@ -45,18 +43,13 @@ def warn(text: str) -> None:
     if main_process():
         from rich.text import Text
 
-        _print(Text.assemble(("warning:", "bold yellow"), f" {escaped(text)}"), stderr=True, soft_wrap=True)
+        draw(Text.assemble(("warning:", "bold yellow"), f" {escaped(text)}"), stderr=True, soft_wrap=True)
 
 
 def stream(text: str) -> None:
     """A piece of a result as soon as it is there, to stdout."""
     sys.stdout.write(for_stream(text, sys.stdout))
     sys.stdout.flush()
-
-
-def result(line: str) -> None:
-    """A whole line of it."""
-    stream(line + "\n")
 
 
 def document(data: Any) -> None:
@@ -78,15 +71,15 @@ def _finite(data: Any) -> Any:
     return data
 
 
-def number(value: float | None, form: str = ",.4g", unit: str = "") -> str:
+def number(value: float | None, form: str, unit: str = "") -> str:
     """A figure with its unit, or n/a."""
-    return UNKNOWN if value is None else f"{value:{form}}{unit}"
+    return "n/a" if value is None else f"{value:{form}}{unit}"
 
 
 def groups(titled: Iterable[tuple[str, Iterable[Sequence[str]]]], *, stderr: bool) -> None:
     """The parts of a report, each a title over its rows."""
     for title, lines in titled:
-        _print(escaped(title), stderr=stderr, style="bold")
+        draw(escaped(title), stderr=stderr, style="bold")
         rows([(f"  {label}", *others) for label, *others in lines], stderr=stderr)
 
 
@@ -100,7 +93,7 @@ def rows(lines: Iterable[Sequence[str]], *, stderr: bool) -> None:
     table.add_column(style="dim", overflow="fold")
     for line in lines:
         table.add_row(*map(escaped, line))
-    _print(table, stderr=stderr)
+    draw(table, stderr=stderr)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
@@ -112,15 +105,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 
         grid.add_column(name, justify="left" if place < left else "right", no_wrap=place == 0)
     for row in rows:
         grid.add_row(*map(escaped, row))
-    _print(grid, stderr=False)
+    draw(grid)
 
 
-def drawing(what: "RenderableType") -> None:
-    """Something that draws itself, on stdout."""
-    _print(what, stderr=False)
-
-
-def _print(what: "RenderableType", *, stderr: bool, **how: Any) -> None:
+def draw(what: "RenderableType", *, stderr: bool = False, **how: Any) -> None:
+    """Something that draws itself."""
     try:
         _console(stderr=stderr).print(what, **how)
     except OSError:
