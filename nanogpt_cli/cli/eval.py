@@ -68,12 +68,18 @@ def eval(
             tokenizer = tokenizer or loaded.config.data.tokenizer
         data_set = _open(folder, loaded, token_dtype, tokenizer)
     advice = f"The result is the same with fewer windows a pass: --batch-size {max(1, batch_size // 4)}"
-    with explain_out_of_memory(advice), ProgressBar() as progress:
+    with explain_out_of_memory(advice), ProgressBar() as bar:
         if data_set is not None:
-            report = evaluate(loaded, data_set, split, batch_size=batch_size, compute=compute, progress=progress)
+            report = evaluate(loaded, data_set, split, batch_size=batch_size, compute=compute, progress=bar)
         else:
             report = answer(
-                loaded, task or "", path=task_file, limit=limit, batch_size=batch_size, compute=compute, progress=progress
+                loaded,
+                task or "",
+                path=task_file,
+                limit=limit,
+                batch_size=batch_size,
+                compute=compute,
+                progress=progress,
             )
     if json:
         show.document(report)

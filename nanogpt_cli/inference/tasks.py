@@ -26,10 +26,10 @@ from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.weights.load import LoadedModel
 from nanogpt_cli.weights.pretrained import HubRepo, hub_file, needs_extra
 
-# llm.c, dev/data/hellaswag.py: accuracy by sum and by mean
+# dev/data/hellaswag.py there: accuracy by sum and by mean
 PUBLISHED_HELLASWAG: dict[str, dict[str, Any]] = {
-    "gpt2": {"accuracy": 0.2859, "accuracy_norm": 0.2955},
-    "gpt2-xl": {"accuracy": 0.3842, "accuracy_norm": 0.4893},
+    "gpt2": {"accuracy": 0.2859, "accuracy_norm": 0.2955, "source": "published by llm.c"},
+    "gpt2-xl": {"accuracy": 0.3842, "accuracy_norm": 0.4893, "source": "published by llm.c"},
 }
 SORTED_TOGETHER = 64  # batches whose rows are sorted by length, so that little is padded
 
@@ -59,52 +59,36 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class Task:
-    """Where the questions are, and how one is made of a record."""
+    """Where the questions are, and what context, endings and right ending a record tells."""
 
     name: str
     repo: HubRepo
     file: str
     columns: tuple[str, ...]
-    read: Callable[[dict[str, Any], Tokenizer], Question]
+    read: Callable[[dict[str, Any]], tuple[str, list[str], int]]
     single: bool  # one ending: is it the most likely continuation
 
 
-def _hellaswag(record: dict[str, Any], tokenizer: Tokenizer) -> Question:
-    endings = tuple(_ids(tokenizer, " " + ending) for ending in record["endings"])
-    label = int(record["label"])
+def _hellaswag(record: dict[str, Any]) -> tuple[str, list[str], int]:
+    endings, label = [" " + ending for ending in record["endings"]], int(record["label"])
     if not 0 <= label < len(endings):
         raise ValueError(f"label {label} of {len(endings)} endings")
-    return Question(_ids(tokenizer, record["ctx"]), endings, label)
+    return record["ctx"], endings, label
 
 
-def _lambada(record: dict[str, Any], tokenizer: Tokenizer) -> Question:
+def _lambada(record: dict[str, Any]) -> tuple[str, list[str], int]:
     context, space, word = record["text"].rpartition(" ")
     if not space:
         raise ValueError("a text of one word")
-    return Question(_ids(tokenizer, context), (_ids(tokenizer, space + word),), 0)
+    return context, [space + word], 0
 
 
-def _ids(tokenizer: Tokenizer, text: str) -> Ids:
-    return tokenizer.encode(text).astype(np.int64)
-
-
+_HELLASWAG = HubRepo("Rowan/hellaswag", "218ec52e09a7e7462a5400043bb9a69a41d06b76", "dataset")
+_VALIDATION = "data/validation-00000-of-00001.parquet"
+_LAMBADA = HubRepo("EleutherAI/lambada_openai", "900124bf3b8235c6daf21033af9948b3f07346c4", "dataset")
 TASKS = {
-    "hellaswag": Task(
-        "hellaswag",
-        HubRepo("Rowan/hellaswag", "218ec52e09a7e7462a5400043bb9a69a41d06b76", "dataset"),
-        "data/validation-00000-of-00001.parquet",
-        ("ctx", "endings", "label"),
-        _hellaswag,
-        single=False,
-    ),
-    "lambada": Task(
-        "lambada",
-        HubRepo("EleutherAI/lambada_openai", "900124bf3b8235c6daf21033af9948b3f07346c4", "dataset"),
-        "data/lambada_test_en.jsonl",
-        ("text",),
-        _lambada,
-        single=True,
-    ),
+    "hellaswag": Task("hellaswag", _HELLASWAG, _VALIDATION, ("ctx", "endings", "label"), _hellaswag, single=False),
+    "lambada": Task("lambada", _LAMBADA, "data/lambada_test_en.jsonl", ("text",), _lambada, single=True),
 }
 
 
@@ -135,8 +119,6 @@ def answer(
             "beginning was left out, so the numbers do not compare with those of longer models"
         )
     published = PUBLISHED_HELLASWAG.get(loaded.released or "") if name == "hellaswag" and limit is None else None
-    if published is not None:
-        published = {**published, "source": "published by llm.c"}
     return {"model": loaded.source, "step": loaded.step, **asdict(result), "published": published}
 
 
@@ -153,12 +135,13 @@ def read_questions(task: Task, path: Path | None, tokenizer: Tokenizer, limit: i
         if limit is not None and len(questions) == limit:
             break
         try:
-            question = task.read(record, tokenizer)
+            text, texts, label = task.read(record)
+            context, *endings = (tokenizer.encode(each).astype(np.int64) for each in (text, *texts))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{path}, record {number}: no {task.name} question ({error!r}).") from None
-        if not len(question.context) or not all(len(ending) for ending in question.endings):
+        if not all(map(len, (context, *endings))):
             raise UserError(f"{path}, record {number}: a context or an ending without a single token.")
-        questions.append(question)
+        questions.append(Question(context, tuple(endings), label))
     if not questions:
         raise UserError(f"{path}: holds no questions.")
     return questions
@@ -204,34 +187,27 @@ def run_task(
     rows = [(question.context, ending) for question in questions for ending in question.endings]
     scores, greedy = score_endings(model, rows, batch_size=batch_size, compute=compute, progress=progress)
     block_size = model.config.block_size
-    lengths = np.array([min(len(ending), block_size) for _, ending in rows])
-    right = right_norm = place = 0
-    for question in questions:
-        own = slice(place, place + len(question.endings))
-        place = own.stop
-        if task.single:
-            right += int(greedy[own.start])
-        else:
-            right += int(scores[own].argmax()) == question.label
-            right_norm += int((scores[own] / lengths[own]).argmax()) == question.label
-    count = len(questions)
+    means = scores / np.array([min(len(ending), block_size) for _, ending in rows])
+    right, right_norm = int(greedy.sum()), 0
+    if not task.single:
+        cuts = np.cumsum([len(question.endings) for question in questions])[:-1]
+        labels = [question.label for question in questions]
+        right, right_norm = (
+            sum(int(own.argmax()) == label for own, label in zip(np.split(each, cuts), labels, strict=True))
+            for each in (scores, means)
+        )
     return TaskResult(
         task=task.name,
-        examples=count,
-        accuracy=right / count,
-        accuracy_norm=None if task.single else right_norm / count,
+        examples=len(questions),
+        accuracy=right / len(questions),
+        accuracy_norm=None if task.single else right_norm / len(questions),
         perplexity=math.exp(min(700.0, -float(scores.mean()))) if task.single else None,
         cut=sum(len(context) + len(ending) > block_size + 1 for context, ending in rows),
     )
 
 
 def score_endings(
-    model: GPT,
-    rows: Sequence[tuple[Ids, Ids]],
-    *,
-    batch_size: int,
-    compute: Compute,
-    progress: Progress = QUIET,
+    model: GPT, rows: Sequence[tuple[Ids, Ids]], *, batch_size: int, compute: Compute, progress: Progress = QUIET
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """Log-likelihood of each ending after its context, nats, and whether each of its tokens was the most likely.
 
