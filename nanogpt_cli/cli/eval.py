@@ -73,13 +73,7 @@ def eval(
             report = evaluate(loaded, data_set, split, batch_size=batch_size, compute=compute, progress=bar)
         else:
             report = answer(
-                loaded,
-                task or "",
-                path=task_file,
-                limit=limit,
-                batch_size=batch_size,
-                compute=compute,
-                progress=progress,
+                loaded, task or "", path=task_file, limit=limit, batch_size=batch_size, compute=compute, progress=bar
             )
     if json:
         show.document(report)
