@@ -23,7 +23,7 @@ from nanogpt_cli.cli import main
 from nanogpt_cli.data import download as sources
 from nanogpt_cli.data.tokenizers import CharTokenizer
 from nanogpt_cli.model.gpt import GPT
-from nanogpt_cli.runs.directory import RunDirectory, lock
+from nanogpt_cli.runs.lock import lock
 from nanogpt_cli.training import bench as measure
 from tests.conftest import TEXT, write_data_set
 from tests.models import make_run
@@ -429,7 +429,7 @@ def test_mistakes_about_runs_models_and_settings(here: Path, shell: Shell, line:
 
 
 def test_a_run_in_use_is_left_alone(here: Path, shell: Shell) -> None:
-    with lock(RunDirectory(Path("runs/tiny"))):
+    with lock(Path("runs/tiny")):
         refused(shell, ["resume", "tiny", "--max-iters=6"], "runs/tiny", str(os.getpid()))
         for line in (["eval", "tiny"], ["sample", "tiny", "--max-new-tokens=5"], ["runs"], ["plot", "tiny"]):
             assert shell(*line)[0] == 0

@@ -12,6 +12,7 @@ from nanogpt_cli.config.layers import Layer, combine, flag_layer
 from nanogpt_cli.config.presets import preset_layer, preset_names
 from nanogpt_cli.config.schema import Config
 from nanogpt_cli.errors import UserError, did_you_mean
+from nanogpt_cli.foreign import read_toml
 
 if TYPE_CHECKING:
     from nanogpt_cli.data.tokens.data_set import DataSet
@@ -92,7 +93,7 @@ def mfu(
 
 def _find(what: str, changes: Layer) -> tuple[str, Config]:
     """A preset by name, else a run by path or name, in words, and its settings; UserError names the nearest of both."""
-    from nanogpt_cli.runs.directory import RUNS, RunDirectory, list_runs, read_config
+    from nanogpt_cli.runs.directory import RUNS, RunDirectory, list_runs
     from nanogpt_cli.weights.resolve import find_run, look_up
 
     presets = preset_names()
@@ -105,7 +106,7 @@ def _find(what: str, changes: Layer) -> tuple[str, Config]:
         there = f"presets: {', '.join(presets)}; runs in {RUNS}/: {', '.join(runs) or 'none'}"
         raise UserError(f"{what}: neither a preset nor a run.{near} There are {there}.")
     run = find_run(what)
-    config = combine(Layer(str(run.config), read_config(run)), changes).config
+    config = combine(Layer(str(run.config), read_toml(run.config)), changes).config
     if run.checkpoint.exists():
         from nanogpt_cli.runs.checkpoint import load_checkpoint
 

@@ -157,11 +157,7 @@ def check_gpus(system: SystemSettings, processes: int, highest_index: int) -> No
 
 
 def choose_backend(asked: str, device: torch.device) -> str:
-    """ "nccl" where it can be had, else "gloo".
-
-    Raises:
-        UserError: "nccl" was asked for and cannot be had.
-    """
+    """ "nccl" where it can be had, else "gloo"; UserError if "nccl" was asked for and cannot be had."""
     nccl = device.type == "cuda" and dist.is_nccl_available()  # builds for Windows have none
     if asked == "nccl" and not nccl:
         raise UserError(f"--backend nccl: not to be had on {device.type} with this torch build. Use --backend auto.")

@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from nanogpt_cli.errors import NanogptError, StoppedError, typed
+from nanogpt_cli.files import process_started
 from nanogpt_cli.machine.rank_env import LAUNCHER, Launcher, Nodes
 from nanogpt_cli.machine.signals import StopSignals
 
@@ -161,7 +162,7 @@ class _Ranks:
         if signals.signum is not None and not self.passed_on:
             self.passed_on = True
             self._signal(signals.signum)
-        if self.first_end is None and not all(map(_alive, pids)):
+        if self.first_end is None and not all(map(process_started, pids)):
             self.first_end = time.monotonic()
         if self.first_end is not None and time.monotonic() - self.first_end > STRAGGLERS:
             self._signal(_KILL)  # blocked where no Python runs: waiting for a rank that is gone
@@ -172,17 +173,17 @@ class _Ranks:
         own = {r: data for r, data in told.items() if not data["lost"]}
         killed = {r: f for r, f in self.failures.items() if r not in told and f.exitcode < 0}
         if own or (told and not killed):
-            return _as_told(min((own or told).values(), key=lambda data: float(data["time"])))
+            first: dict[str, Any] = min((own or told).values(), key=lambda data: float(data["time"]))
+            error = (RankDiedError if first["crash"] else NanogptError)(first["message"])
+            error.exit_code = first["exit_code"]
+            return error
         rank, failure = next(iter((killed or self.failures).items()))
         number = self.launcher.machines.number * self.count + rank
         return RankDiedError(f"rank {number} {_death(failure.exitcode)}.{self._last_words(rank)}")
 
     def _last_words(self, local_rank: int) -> str:
-        lines = [
-            line
-            for path in self.logs.glob(f"**/{local_rank}/std*.log")
-            for line in path.read_text("utf-8").splitlines()
-        ]
+        texts = [path.read_text("utf-8") for path in self.logs.glob(f"**/{local_rank}/std*.log")]
+        lines = "\n".join(texts).splitlines()
         return "\n".join(["", "The last it wrote:", *lines[-LAST_LINES:]]) if lines else ""
 
 
@@ -200,27 +201,11 @@ def _stopped(signals: StopSignals, failures: dict[int, ProcessFailure]) -> Stopp
     return StoppedError(f"Stopped by {name}. What was saved before is whole: nanogpt resume goes on.", signals.signum)
 
 
-def _as_told(data: dict[str, Any]) -> NanogptError:
-    error = (RankDiedError if data["crash"] else NanogptError)(data["message"])
-    error.exit_code = data["exit_code"]
-    return error
-
-
 def _death(exit_code: int) -> str:
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
     name = signal.Signals(-exit_code).name
     return f"was killed by {name}" + (" (the system does that when memory runs out)" if name == "SIGKILL" else "")
-
-
-def _alive(pid: int) -> bool:
-    if sys.platform == "win32":
-        return True  # asking would end it
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _leave_panel() -> None:

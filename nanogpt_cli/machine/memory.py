@@ -46,11 +46,7 @@ def memory_of(device: torch.device) -> int | None:
 
 @contextlib.contextmanager
 def explain_out_of_memory(advice: str) -> Iterator[None]:
-    """Turn running out of memory into a message that ends with `advice`.
-
-    Raises:
-        NanogptError: there was not enough memory.
-    """
+    """Turn running out of memory into a NanogptError that ends with `advice`."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

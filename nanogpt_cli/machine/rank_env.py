@@ -20,11 +20,7 @@ LONGEST_TIMEOUT = 7 * 86400.0  # seconds; torch cannot count much further
 
 @dataclass(frozen=True)
 class Nodes:
-    """Where the processes of a run are started: the launch flags of train and resume.
-
-    Raises:
-        UserError: the flags do not go together.
-    """
+    """Where the processes of a run are started: the launch flags of train and resume; UserError if they contradict."""
 
     count: int = 1  # --nnodes
     number: int = 0  # --node-rank, from 0
@@ -121,10 +117,7 @@ def _unusable(environ: Mapping[str, str], name: str, needed: str) -> UserError:
 def _of_torch(environ: Mapping[str, str]) -> RankEnv:
     world_size = _number(environ, "WORLD_SIZE", low=1)
     local_size = _number(environ, "LOCAL_WORLD_SIZE", 1, low=1, high=world_size)
-    rank, local_rank = (
-        _number(environ, "RANK", high=world_size - 1),
-        _number(environ, "LOCAL_RANK", high=world_size - 1),
-    )
+    rank, local_rank = (_number(environ, name, high=world_size - 1) for name in ("RANK", "LOCAL_RANK"))
     address = environ.get("MASTER_ADDR", "127.0.0.1")
     port = _number(environ, "MASTER_PORT", DEFAULT_PORT, low=1, high=HIGHEST_PORT)
     agent_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -177,11 +170,7 @@ def first_host(nodes: str) -> str:
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """HOST:PORT, HOST or [IPv6]:PORT as (host, port).
-
-    Raises:
-        UserError: it is none of them.
-    """
+    """HOST:PORT, HOST or [IPv6]:PORT as (host, port); UserError if it is none of them."""
     found = re.fullmatch(r"(?:\[([0-9a-fA-F:.%\w]+)\]|([^:\s]+))(?::(\d{1,5}))?", endpoint)
     port = int(found[3] or DEFAULT_PORT) if found else 0
     if found is None or not 0 < port <= HIGHEST_PORT:

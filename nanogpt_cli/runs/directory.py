@@ -6,7 +6,6 @@ import pickle
 import re
 import zipfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from typing import Any, Literal
 from nanogpt_cli import files
 from nanogpt_cli.errors import NanogptError, UserError, typed
 from nanogpt_cli.foreign import read_toml
-from nanogpt_cli.runs import lock as locking
+from nanogpt_cli.runs.lock import holder
 from nanogpt_cli.runs.metrics import read_metrics
 
 RUNS = Path("runs")
@@ -122,16 +121,6 @@ def refuse_existing(path: Path) -> None:
         raise UserError(f"{path}: a disk of its own, which no run can take the place of. Use --run {inside}")
 
 
-def lock(run: RunDirectory) -> AbstractContextManager[None]:
-    """Hold the run against other writers while the context lasts; UserError names a live holder."""
-    return locking.lock(run.path)
-
-
-def read_config(run: RunDirectory) -> dict[str, Any]:
-    """The tables of config.toml; UserError if it is missing or damaged."""
-    return read_toml(run.config)
-
-
 def new_run_path(root: Path, base: str) -> Path:
     """The first free name of base, base-2, base-3... in `root`."""
     path, number = root / base, 1
@@ -178,7 +167,7 @@ class RunStatus:
 def status(run: RunDirectory) -> RunStatus:
     """The state of a run, read from its TOML and metrics; never raises for a damaged one."""
     try:
-        config = read_config(run)
+        config = read_toml(run.config)
     except UserError:
         config = {}
     train = config.get("train")
@@ -191,7 +180,7 @@ def status(run: RunDirectory) -> RunStatus:
     damaged = not config or (run.checkpoint.exists() and saved[0] is None)
     evaluated = max((line["step"] for line in evaluations), default=0)
     finished = isinstance(limit, int) and bool(whole) and min(whole[0], evaluated) >= limit
-    running = locking.holder(run.path) is not None
+    running = holder(run.path) is not None
     logged = max((line["step"] for line in lines), default=0)
     return RunStatus(
         name=run.name,

@@ -38,11 +38,7 @@ class Holder:
 
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Hold the run in `folder` against other writers.
-
-    Raises:
-        UserError: another live process holds it (named), or the folder cannot be written.
-    """
+    """Hold the run in `folder` against other writers; UserError names a live holder, or why it cannot be written."""
     path = folder / LOCK
     try:
         file = open_own(path)

@@ -18,8 +18,9 @@ from typing import Any
 from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.schema import SECTIONS, Config, settings
 from nanogpt_cli.errors import UserError, typed
+from nanogpt_cli.foreign import read_toml
 from nanogpt_cli.runs.checkpoint import Checkpoint, latest_state, load_checkpoint, load_training_state
-from nanogpt_cli.runs.directory import RunDirectory, read_config
+from nanogpt_cli.runs.directory import RunDirectory
 from nanogpt_cli.runs.metrics import read_metrics
 
 
@@ -82,7 +83,7 @@ def config_layer(run: RunDirectory) -> Layer:
     Raises:
         UserError: it is missing, no TOML, or cut off.
     """
-    tables = read_config(run)
+    tables = read_toml(run.config)
     missing = [section for section in SECTIONS if section not in tables]
     if missing:
         raise UserError(f"{run.config} is damaged: [{missing[0]}] is missing.")

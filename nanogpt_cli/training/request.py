@@ -8,9 +8,10 @@ from nanogpt_cli.config.layers import Layer, Layered, Rank, combine
 from nanogpt_cli.config.schema import settings
 from nanogpt_cli.data.text.prepare import ensure_prepared
 from nanogpt_cli.errors import UserError
+from nanogpt_cli.foreign import read_toml
 from nanogpt_cli.machine.rank_env import RankEnv
 from nanogpt_cli.progress import QUIET, Progress
-from nanogpt_cli.runs.directory import RUNS, RunDirectory, new_run_path, read_config, refuse_existing
+from nanogpt_cli.runs.directory import RUNS, RunDirectory, new_run_path, refuse_existing
 from nanogpt_cli.training.init_from import yields
 from nanogpt_cli.training.plan import ALONE, Plan, check_settings, plan_run
 from nanogpt_cli.training.resume import plan_resume
@@ -69,7 +70,7 @@ class ResumeRequest:
 
     def processes(self) -> int:
         """How many to launch on each machine."""
-        return combine(Layer(self.word, read_config(find_run(self.word))), self.changes).config.system.gpus
+        return combine(Layer(self.word, read_toml(find_run(self.word).config)), self.changes).config.system.gpus
 
     def plan(self, progress: Progress = QUIET, *, env: RankEnv = ALONE, machines: int = 1) -> Plan:
         """Work out how the run goes on.
@@ -106,7 +107,7 @@ def _changes(path: Path, layered: Layered) -> Layer:
     Raises:
         UserError: the run is another one than the request describes.
     """
-    started = combine(Layer(str(path / "config.toml"), read_config(RunDirectory(path)))).config
+    started = combine(Layer(str(path / "config.toml"), read_toml(path / "config.toml"))).config
     changes: dict[str, dict[str, Any]] = {}
     for name in layered.origins:
         section = settings()[name].section

@@ -24,8 +24,9 @@ from nanogpt_cli.runs.checkpoint import (
     save_checkpoint,
     weights_only,
 )
-from nanogpt_cli.runs.directory import RunDirectory, create_run, lock
+from nanogpt_cli.runs.directory import RunDirectory, create_run
 from nanogpt_cli.runs.environment import environment, with_resume
+from nanogpt_cli.runs.lock import lock
 from nanogpt_cli.runs.metrics import MetricsLog
 from nanogpt_cli.runs.recovery import best_problem, newest_state
 from nanogpt_cli.training.init_from import initial_weights
@@ -74,7 +75,7 @@ def open_run(plan: Plan) -> Iterator[RunDirectory]:
     """
     _check_room(plan)
     run = _make_run(plan) if plan.makes_run else RunDirectory(plan.run_path)
-    with lock(run):
+    with lock(run.path):
         if not plan.makes_run:
             _take_over(plan, run)
         yield run

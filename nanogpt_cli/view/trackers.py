@@ -2,66 +2,53 @@
 
 import tomllib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from nanogpt_cli.config.schema import Config
 from nanogpt_cli.runs.directory import RunDirectory
 
 
-class Tracker(Protocol):
-    """Somewhere else that numbers go to. May raise anything: `Trackers` guards the training against it."""
+class Tracker(NamedTuple):
+    """Somewhere else that numbers go to. Both may raise anything: `Trackers` guards the training against it."""
 
-    def log(self, step: int, values: dict[str, float]) -> None:
-        """Keep the numbers of one metrics line."""
-
-    def close(self) -> None:
-        """Write what is left."""
+    log: Callable[[int, dict[str, float]], object]  # keeps the numbers of one metrics line under their step
+    close: Callable[[], object]  # writes what is left
 
 
-class TensorBoard:
+def _tensorboard(config: Config, run: RunDirectory, first_step: int) -> Tracker:
     """Event files in logs/tensorboard; on a resume what lies after `first_step` is purged from the curves."""
+    from torch.utils.tensorboard import SummaryWriter  # torch is loaded already where training runs
 
-    def __init__(self, config: Config, run: RunDirectory, first_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # torch is loaded already where training runs
+    purge = first_step + 1 if first_step else 0  # a new start evaluates step 0 again
+    writer = SummaryWriter(str(run.logs / "tensorboard"), purge_step=purge)
 
-        purge = first_step + 1 if first_step else 0  # a new start evaluates step 0 again
-        self._writer = SummaryWriter(str(run.logs / "tensorboard"), purge_step=purge)
-
-    def log(self, step: int, values: dict[str, float]) -> None:
+    def log(step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        self._writer.close()
+    return Tracker(log, writer.close)
 
 
-class WandB:
+def _wandb(config: Config, run: RunDirectory, first_step: int) -> Tracker:
     """One W&B run for the whole life of a run, resumes included: its id stands in environment.toml."""
+    import wandb
 
-    def __init__(self, config: Config, run: RunDirectory, first_step: int) -> None:
-        import wandb
-
-        self._run = wandb.init(
-            project=config.log.wandb_project,
-            name=config.log.wandb_run_name or run.name,
-            id=tomllib.loads(run.environment.read_text("utf-8"))["run_id"],
-            resume="allow",
-            dir=str(run.logs),
-            config=config.to_toml(),
-            # train.log has the text, without a panel's escape codes; a network that is not there is no reason to wait
-            settings=wandb.Settings(console="off", init_timeout=30),
-        )
-        # an axis of its own: W&B's own step cannot go back to a checkpoint
-        self._run.define_metric("*", step_metric="step")
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        self._run.log({"step": step, **values})
-
-    def close(self) -> None:
-        self._run.finish()
+    theirs = wandb.init(
+        project=config.log.wandb_project,
+        name=config.log.wandb_run_name or run.name,
+        id=tomllib.loads(run.environment.read_text("utf-8"))["run_id"],
+        resume="allow",
+        dir=str(run.logs),
+        config=config.to_toml(),
+        # train.log has the text, without a panel's escape codes; a network that is not there is no reason to wait
+        settings=wandb.Settings(console="off", init_timeout=30),
+    )
+    # an axis of its own: W&B's own step cannot go back to a checkpoint
+    theirs.define_metric("*", step_metric="step")
+    return Tracker(lambda step, values: theirs.log({"step": step, **values}), theirs.finish)
 
 
-KINDS: dict[str, Callable[[Config, RunDirectory, int], Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB}
+KINDS = {"tensorboard": _tensorboard, "wandb": _wandb}
 
 
 class Trackers:
@@ -72,16 +59,15 @@ class Trackers:
         self._warn = warn
 
     def log(self, line: dict[str, Any]) -> None:
-        """Pass on the numbers of a metrics line; `step` is their place."""
+        """Pass on the numbers of a metrics line."""
         values = {key: value for key, value in line.items() if key != "step" and value is not None}
         self._each(lambda tracker: tracker.log(line["step"], values))
 
     def close(self) -> None:
-        """Let every tracker write what is left."""
         self._each(lambda tracker: tracker.close())
         self._trackers.clear()
 
-    def _each(self, act: Callable[[Tracker], None]) -> None:
+    def _each(self, act: Callable[[Tracker], object]) -> None:
         for name, tracker in list(self._trackers.items()):
             try:
                 act(tracker)

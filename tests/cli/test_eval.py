@@ -15,7 +15,7 @@ from nanogpt_cli.data.tokenizers import CharTokenizer
 from nanogpt_cli.data.tokens.data_set import open_data_set
 from nanogpt_cli.inference.evaluate import PUBLISHED_LOSS, evaluate_split
 from nanogpt_cli.machine.device import choose_compute
-from nanogpt_cli.runs.directory import RunDirectory, lock
+from nanogpt_cli.runs.lock import lock
 from nanogpt_cli.weights import load as loading
 from tests.conftest import TEXT, write_data_set
 from tests.models import SETTINGS, make_run, nanogpt_checkpoint, random_model
@@ -65,7 +65,7 @@ def test_numbers_are_those_of_the_library_and_the_run_is_unchanged(call: Call, t
 
 
 def test_a_run_that_is_training_can_be_evaluated(call: Call, tmp_path: Path) -> None:
-    with lock(RunDirectory(tmp_path / "runs" / "a")):
+    with lock(tmp_path / "runs" / "a"):
         before = digests(tmp_path / "runs")
         assert call("a")[0] == 0
         assert digests(tmp_path / "runs") == before

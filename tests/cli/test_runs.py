@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from nanogpt_cli.cli.main import run as nanogpt
-from nanogpt_cli.runs.directory import create_run, lock
+from nanogpt_cli.runs.directory import create_run
+from nanogpt_cli.runs.lock import lock
 from nanogpt_cli.runs.metrics import MetricsLog
 
 
@@ -41,9 +42,8 @@ def test_the_table(four_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_document(four_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from nanogpt_cli.runs.directory import RunDirectory
 
-    with lock(RunDirectory(Path("runs/busy"))):
+    with lock(Path("runs/busy")):
         assert nanogpt(["runs", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(one["name"], one["state"]) for one in found] == [

@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 
 from nanogpt_cli import files
 from nanogpt_cli.errors import NanogptError, UserError
+from nanogpt_cli.foreign import read_toml
 from nanogpt_cli.runs import lock as locking
 from nanogpt_cli.runs.directory import (
     RunDirectory,
     create_run,
     list_runs,
-    lock,
     new_run_path,
-    read_config,
     saved_step,
     status,
 )
@@ -57,7 +56,7 @@ class TestCreate:
     def test_a_run_is_complete_with_its_toml_files(self, tmp_path: Path) -> None:
         run = make(tmp_path / "deep" / "runs" / "x", tokenizer={"kind": "bytes"})
         assert contents(run.path) == ["config.toml", "logs", "logs/environment.toml", "tokenizer.toml"]
-        assert read_config(run) == CONFIG
+        assert read_toml(run.config) == CONFIG
         assert run.tokenizer.read_text() == 'kind = "bytes"\n'
         assert contents(run.path.parent)[0] == "x", "nothing temporary is left"
 
@@ -195,7 +194,7 @@ class TestStatus:
         put_lines(run, {"step": 30, "val_loss": 2.5, "train_loss": 1.0})
         found = status(run)
         assert (found.state, found.step, found.best_val_loss) == ("finished", 30, 1.5)
-        with lock(run):
+        with locking.lock(run.path):
             assert status(run).state == "running"
         assert status(run).state == "finished"
 
@@ -268,4 +267,4 @@ class TestStatus:
         run.metrics.write_bytes(lines)
         assert status(run).state in ("stopped", "damaged")
         with contextlib.suppress(UserError):
-            assert isinstance(read_config(run), dict)
+            assert isinstance(read_toml(run.config), dict)
