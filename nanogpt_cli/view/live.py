@@ -1,6 +1,6 @@
 """The live view: one calm panel at the bottom of a terminal, redrawn at most four times a second."""
 
-import itertools
+import contextlib
 import math
 import os
 import time
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
+import numpy as np
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.panel import Panel
@@ -16,17 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nanogpt_cli.terminal import escaped, give_up
-from nanogpt_cli.view.plain import (
-    EvalReport,
-    PlainView,
-    Start,
-    StepReport,
-    duration,
-    mfu,
-    number,
-    peak,
-    quantity,
-)
+from nanogpt_cli.view.plain import EvalReport, PlainView, Start, StepReport, duration, mfu, number, peak, quantity
 
 REDRAW_SECONDS = 0.5  # one redraw costs 2 ms
 WIDEST = 100
@@ -93,7 +84,8 @@ class LiveView(PlainView):
 
     def say(self, text: str) -> None:
         super().say(text)
-        self._guarded(lambda: self._console.print(escaped(text)))
+        with self._guarded():
+            self._console.print(escaped(text))
 
     def close(self) -> None:
         self._doing = ""
@@ -103,20 +95,19 @@ class LiveView(PlainView):
 
     def _draw(self, now: bool = False) -> None:
         due = now or self.clock() - self._drawn_at >= REDRAW_SECONDS
-        if self._live is not None and due and not self._in_background():
-            self._drawn_at = self.clock()
-            self._guarded(self._redraw)
+        if (live := self._live) is None or not due or self._in_background():
+            return
+        self._drawn_at = self.clock()
+        narrower, self._width = self._console.width < self._width, min(self._console.width, WIDEST)
+        with self._guarded():
+            if narrower:
+                self._console.clear()  # the terminal has folded the wider panel, nobody knows over how many rows
+            live.update(self._panel(), refresh=True)
 
-    def _redraw(self) -> None:
-        assert self._live is not None
-        if self._console.width < self._width:
-            self._console.clear()  # the terminal has folded the wider panel, nobody knows over how many rows
-        self._width = min(self._console.width, WIDEST)
-        self._live.update(self._panel(), refresh=True)
-
-    def _guarded(self, act: Callable[[], None]) -> None:
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
         try:
-            act()
+            yield
         except OSError:  # the terminal is gone; the log file has everything
             self._stop()
 
@@ -216,9 +207,9 @@ class History:
     def bars(self, width: int, levels: str) -> str:
         """The points as at most `width` bars, the highest tenth cut off: a run starts so high."""
         count = min(width, len(self.points))
-        edges = [i * len(self.points) // count for i in range(count + 1)] if count else []
-        means = [sum(self.points[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-        low, high = min(means, default=0.0), sorted(means)[int(0.9 * (count - 1))] if count else 0.0
-        top = len(levels) - 1
+        if not count:
+            return ""
+        means = [float(part.mean()) for part in np.array_split(self.points, count)]
+        low, high, top = min(means), sorted(means)[int(0.9 * (count - 1))], len(levels) - 1
         span = max(high - low, 1e-12)
         return "".join(levels[min(top, int((mean - low) / span * top + 0.5))] for mean in means)

@@ -142,7 +142,7 @@ class PlainView(View):
     def step(self, report: StepReport) -> None:
         self.pace.step(report.step)
         if report.step == 1 and report.loss is not None:
-            self._hint(first_loss_hint(report.loss, self._start.vocab_size))
+            self.warn(first_loss_hint(report.loss, self._start.vocab_size))
         if report.window_loss is not None or self._silent_for_long():
             self._line(step_line(report, self._start, self.pace.left(report.step, self._start.max_iters)))
 
@@ -152,7 +152,7 @@ class PlainView(View):
 
     def evaluated(self, report: EvalReport) -> None:
         self._line(eval_line(report, self._start))
-        self._hint(self._watch.evaluated(report.step, report.val_loss, report.train_loss))
+        self.warn(self._watch.evaluated(report.step, report.val_loss, report.train_loss))
 
     def saved(self, step: int, path: Path, seconds: float) -> None:
         self._line(f"saved step {step:,} in {path} ({seconds:.1f} s)")
@@ -160,15 +160,12 @@ class PlainView(View):
     def say(self, text: str) -> None:
         self._line(text)
 
-    def warn(self, text: str) -> None:
-        self.say(f"note: {text}")
+    def warn(self, text: str | None) -> None:
+        if text:
+            self.say(f"note: {text}")
 
     def close(self) -> None:
         self._output.close()
-
-    def _hint(self, text: str | None) -> None:
-        if text:
-            self.warn(text)
 
     def _silent_for_long(self) -> bool:
         return self.clock() - self._written >= LONGEST_SILENCE
