@@ -83,11 +83,7 @@ class Split:
 
 
 def split_rows(config: Config, world_size: int) -> Split:
-    """Divide the global batch over the ranks, whatever their number, without changing it.
-
-    Raises:
-        UserError: the ranks do not divide the rows; names the numbers of ranks that would.
-    """
+    """Divide the global batch over the ranks without changing it; UserError names the numbers of ranks that divide."""
     batch, accumulation = config.train.batch_size, config.train.gradient_accumulation_steps
     rows = batch * accumulation
     if rows % world_size:
@@ -110,12 +106,9 @@ class Derived:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def note(self, key: str, value: Any, reason: str) -> None:
-        """Keep one value with how it came about."""
-        self.values[key] = value
-        self.reasons[key] = reason
+        self.values[key], self.reasons[key] = value, reason
 
     def to_toml(self) -> dict[str, Any]:
-        """The table for config.toml."""
         return {**self.values, "reasons": dict(self.reasons)}
 
 

@@ -14,7 +14,6 @@ from nanogpt_cli.foreign import read_toml
 Tables = dict[str, Any]  # section -> table in all that is well formed; what a file holds is checked by `combine`
 IGNORED_TABLE = "derived"  # config.toml notes there what was worked out; never read back
 FLAG = "flag"
-RUN_CONFIG = "config.toml"  # in a run directory
 
 
 class Rank(IntEnum):
@@ -49,18 +48,13 @@ class Layered:
 
 
 def config_layer(path: Path) -> Layer:
-    """The settings of a `--config` file.
-
-    Raises:
-        UserError: no TOML; a nanoGPT config in Python is shown as the TOML to save.
-    """
+    """The settings of a `--config` file; UserError if it is no TOML, with Python of nanoGPT as the TOML to save."""
     if path.suffix == ".py":
         from nanogpt_cli.config.nanogpt import refuse_python
 
         refuse_python(path)
-    name = path.stem
-    if path.name == RUN_CONFIG:  # a run's own: it is made again under its name
-        name = path.absolute().parent.name
+    # a run's own: it is made again under its name
+    name = path.absolute().parent.name if path.name == "config.toml" else path.stem
     return Layer(str(path), read_toml(path), name=name)
 
 
@@ -78,11 +72,7 @@ def flag_layer(flags: dict[str, Any]) -> Layer:
 
 
 def combine(*layers: Layer) -> Layered:
-    """Lay the layers over the defaults, later ones on top, and check the whole.
-
-    Raises:
-        UserError: every problem at once, each with its origin and key.
-    """
+    """Lay the layers over the defaults, later ones on top, and check the whole; UserError tells every problem."""
     values: dict[str, Any] = {}
     origins: dict[str, Layer] = {}
     problems: list[str] = []

@@ -1,6 +1,7 @@
 """Where a nanoGPT user finds what there was called otherwise, and nanoGPT's Python configs as TOML, never executed."""
 
 import ast
+import contextlib
 import operator
 import tomllib
 from collections.abc import Callable
@@ -28,11 +29,7 @@ def elsewhere() -> dict[str, dict[str, str]]:
 
 
 def refuse_python(path: Path) -> NoReturn:
-    """Answer `--config old.py` with the TOML to save.
-
-    Raises:
-        UserError: always; the message holds the whole file.
-    """
+    """Answer `--config old.py` with a UserError that holds the whole TOML file to save."""
     try:
         tree = ast.parse(path.read_bytes())
     except FileNotFoundError:
@@ -55,10 +52,11 @@ def as_toml(tree: ast.Module) -> str:
     tables: dict[str, dict[str, Any]] = {}
     remarks: list[str] = []
     for node in tree.body:
+        if isinstance(node, ast.Expr):  # a docstring or print needs no word
+            continue
         name, value = _assignment(node)
         if name is None:
-            if not isinstance(node, ast.Expr):  # a docstring or print needs no word
-                remarks.append(f"# line {node.lineno}: no simple assignment, left out")
+            remarks.append(f"# line {node.lineno}: no simple assignment, left out")
             continue
         ours, value, remark = _translate(name, value)
         if ours is None:
@@ -67,17 +65,15 @@ def as_toml(tree: ast.Module) -> str:
             tables.setdefault(settings()[ours].section, {})[ours] = value
     # the activation of nanoGPT's models; ours is GPT-2's own
     tables.setdefault("model", {}).setdefault("activation", "gelu")
-    lines = [*remarks, ""] if remarks else []
-    return "\n".join([*lines, tomli_w.dumps(tables)])
+    return "\n".join([*remarks, *([""] if remarks else []), tomli_w.dumps(tables)])
 
 
 def _assignment(node: ast.stmt) -> tuple[str | None, Any]:
     """Name and value of `name = constant`, sums and products of constants included; (None, None) for anything else."""
-    if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-        try:
-            return node.targets[0].id, _constant(node.value)
-        except (ValueError, ArithmeticError):
-            pass
+    match node:
+        case ast.Assign(targets=[ast.Name(name)]):
+            with contextlib.suppress(ValueError, ArithmeticError):
+                return name, _constant(node.value)
     return None, None
 
 
@@ -96,10 +92,8 @@ def _translate(name: str, value: Any) -> tuple[str | None, Any, str]:
         return "schedule", None if value else "constant", ""
     if name == "wandb_log":
         return "wandb", value or None, ""
-    if name == "init_from" and value == "scratch":
-        return name, None, ""
-    if name == "init_from" and value == "resume":
-        return None, None, elsewhere()["flags"]["resume"]
+    if name == "init_from" and value in ("scratch", "resume"):
+        return (name, None, "") if value == "scratch" else (None, None, elsewhere()["flags"]["resume"])
     known = settings().get(name)
     if known is None:
         return None, None, elsewhere()["flags"].get(name, "no setting of nanogpt")

@@ -15,16 +15,11 @@ def presets_folder() -> Path:
 
 
 def preset_names() -> list[str]:
-    """All presets, alphabetically."""
     return sorted(path.stem for path in presets_folder().glob("*.toml"))
 
 
 def preset_path(name: str) -> Path:
-    """The file of a preset; `-` and `_` are alike.
-
-    Raises:
-        UserError: no such preset; names the nearest.
-    """
+    """The file of a preset, `-` and `_` being alike; UserError names the nearest."""
     known = preset_names()
     stem = name.replace("-", "_")
     if stem not in known:
@@ -33,7 +28,6 @@ def preset_path(name: str) -> Path:
 
 
 def preset_layer(name: str) -> Layer:
-    """The settings of a preset."""
     path = preset_path(name)
     return Layer(f"preset {path.stem}", read_toml(path), Rank.PRESET, path.stem)
 

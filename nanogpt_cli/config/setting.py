@@ -47,11 +47,7 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
     def check(self, value: Any) -> Any:
-        """`value` in the declared type: whole numbers pass for floats, nothing else is converted.
-
-        Raises:
-            ValueError: it does not fit; the text says what is needed.
-        """
+        """`value` in the declared type: whole numbers pass for floats; ValueError says what is needed instead."""
         if value is None and self.optional:
             return None
         if type(value) is bool and "on" in self.choices:
@@ -120,11 +116,7 @@ def fixed(default: Any, text: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A TOML table, checked whenever one is made.
-
-    Raises:
-        UserError: every value that does not fit, each with what is needed.
-    """
+    """A TOML table, checked whenever one is made; UserError names every value that does not fit, and what would."""
 
     def __post_init__(self) -> None:
         problems = []
@@ -153,27 +145,18 @@ def _declared(section: str, field: "dataclasses.Field[Any]", hint: Any) -> Setti
     parts = [hint] if get_origin(hint) is Literal or isinstance(hint, type) else list(get_args(hint))
     choices = tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
     kinds = [part for part in parts if isinstance(part, type) and part is not NoneType]
-    return Setting(
-        name=field.name,
-        section=section,
-        kind=kinds[0] if kinds else str,
-        choices=choices,
-        optional=NoneType in parts,
-        default=field.default,
-        **field.metadata,
-    )
+    kind, optional = kinds[0] if kinds else str, NoneType in parts
+    return Setting(field.name, section, kind, choices, optional, field.default, **field.metadata)
 
 
 class _Short(reprlib.Repr):
-    """Values of any size and depth on part of a line."""
-
     def repr_int(self, x: int, level: int) -> str:
         """Python refuses to print the longest whole numbers."""
         return repr(x) if x.bit_length() <= 128 else f"a number of {x.bit_length()} bits"
 
 
 def shown(value: Any) -> str:
-    """`value` for a message: short, whatever it is."""
+    """`value` for a message: on part of a line, whatever its size and depth."""
     short = _Short()
     short.maxstring = short.maxother = 60
     return short.repr(value)

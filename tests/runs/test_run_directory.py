@@ -221,7 +221,7 @@ class TestStatus:
         saved = torch.load(run.checkpoint, weights_only=True)["step"]
         put_lines(run, {"step": saved + 7, "loss": 1.0})
         assert status(run).step == saved
-        with lock(run):
+        with locking.lock(run.path):
             assert status(run).step == saved + 7
         run.checkpoint.rename(run.previous)
         run.checkpoint.write_bytes(b"")
