@@ -228,11 +228,7 @@ def disk_full_named(path: Path) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make `folder` and what is missing above it, durably; it may be there already.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make `folder` and what is missing above it, durably; it may be there already. OSError if it cannot be made."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for place in missing:

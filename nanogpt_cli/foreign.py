@@ -60,11 +60,7 @@ def read_text(path: Path, *, limit: int = SMALL) -> str:
 
 
 def read_toml(path: Path, *, limit: int = SMALL) -> dict[str, Any]:
-    """The tables of a TOML file.
-
-    Raises:
-        UserError: the file is missing, unreadable, no TOML, or out of bounds; says where.
-    """
+    """The tables of a TOML file; UserError says where it is missing, unreadable, no TOML, or out of bounds."""
     text = read_text(path, limit=limit)
     with _parsed(path, "TOML"):
         if any(line.partition("=")[0].count(".") > LONGEST_KEY for line in text.splitlines()):

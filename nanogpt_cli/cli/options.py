@@ -84,11 +84,7 @@ def with_settings(
 
 
 def machines(flags: dict[str, Any]) -> Nodes:
-    """The flags that say where processes are started, taken out of those of a command; they are no settings.
-
-    Raises:
-        UserError: they do not go together.
-    """
+    """The flags that say where processes are started, taken out: they are no settings. UserError if they contradict."""
     return Nodes(*(flags.pop(parameter.name) for parameter in MACHINES))
 
 

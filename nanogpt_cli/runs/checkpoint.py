@@ -128,7 +128,6 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path, *, previous: Path | None
     """
     if free_bytes(path.parent) < tensor_bytes(checkpoint):
         raise _no_room(checkpoint, path)
-
     keep = functools.partial(link_or_copy, path, previous) if previous is not None and path.exists() else None
     try:
         atomic_write(path, lambda file: torch.save(checkpoint, file), before_rename=keep)
@@ -174,11 +173,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
     return own_checkpoint(read_torch_file(path), path)
 
 
-def own_checkpoint(content: Any, path: Path) -> Checkpoint:
+def own_checkpoint(content: Any, path: Path, *, trainable: bool = False) -> Checkpoint:
     """`content`, read from `path`, if it is a checkpoint of this program.
 
     Raises:
-        UserError: it is something else, of a later format, or not as this program writes it.
+        UserError: it is something else, of a later format, or not as this program writes it; or it has weights alone
+            and must be `trainable`.
     """
     if not isinstance(content, dict) or not content.keys() >= WEIGHTS:
         hint = " It looks like a nanoGPT checkpoint." if is_nanogpt(content) else ""
@@ -187,14 +187,19 @@ def own_checkpoint(content: Any, path: Path) -> Checkpoint:
     if type(version) is not int or not 1 <= version <= FORMAT:
         raise UserError(f"{path}: checkpoint format {shown(version)}; this version reads format {FORMAT} and before.")
     found: Checkpoint = content if version == FORMAT else _from_format_1(content, path)
-    trainable = found.keys() >= TRAINING
+    whole = found.keys() >= TRAINING
     try:
-        (TrainingContent if trainable else Weights).model_validate(found)
+        (TrainingContent if whole else Weights).model_validate(found)
     except ValidationError as error:
         raise _damaged(path, error.errors()[0]["loc"][0]) from None
     _check_tensors(found, path)
-    if trainable:  # an earlier version may have known less
+    if whole:  # an earlier version may have known less
         found["progress"] = asdict(TypeAdapter(RunProgress).validate_python(found["progress"]))
+    elif trainable:
+        raise UserError(
+            f"{path}: holds weights alone, no optimizer state. "
+            f"To start a new run from these weights: nanogpt train --init-from {typed(path)}"
+        )
     return found
 
 
@@ -234,23 +239,8 @@ def _from_format_1(content: Checkpoint, path: Path) -> Checkpoint:
 
 
 def load_training_state(path: Path, *, mmap: bool = True) -> Checkpoint:
-    """A checkpoint that training can continue from.
-
-    Raises:
-        UserError: as `load_checkpoint`; also for a file with weights alone.
-    """
-    return own_training_state(read_torch_file(path, mmap=mmap), path)
-
-
-def own_training_state(content: Any, path: Path) -> Checkpoint:
-    """`own_checkpoint` of a training state; UserError for a file with weights alone."""
-    found = own_checkpoint(content, path)
-    if not found.keys() >= TRAINING:
-        raise UserError(
-            f"{path}: holds weights alone, no optimizer state. "
-            f"To start a new run from these weights: nanogpt train --init-from {typed(path)}"
-        )
-    return found
+    """A checkpoint that training can continue from; UserError as for `load_checkpoint`, or if it has weights alone."""
+    return own_checkpoint(read_torch_file(path, mmap=mmap), path, trainable=True)
 
 
 def read_torch_file(path: Path, *, mmap: bool = True) -> Any:
@@ -306,10 +296,8 @@ def tensor_bytes(value: Any) -> int:
 
 def non_finite(state: dict[str, Tensor]) -> str | None:
     """Name of the first tensor that holds NaN or infinity."""
-    for name, tensor in state.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            return name
-    return None
+    floats = ((name, tensor) for name, tensor in state.items() if tensor.is_floating_point())
+    return next((name for name, tensor in floats if not torch.isfinite(tensor).all()), None)
 
 
 def refuse_non_finite(state: dict[str, Tensor], source: str, what: str) -> None:

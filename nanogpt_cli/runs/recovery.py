@@ -78,11 +78,7 @@ def _fallback(run: RunDirectory, path: Path, step: int) -> str:
 
 
 def config_layer(run: RunDirectory) -> Layer:
-    """The settings in config.toml.
-
-    Raises:
-        UserError: it is missing, no TOML, or cut off.
-    """
+    """The settings in config.toml; UserError if it is missing, no TOML, or cut off."""
     tables = read_toml(run.config)
     missing = [section for section in SECTIONS if section not in tables]
     if missing:

@@ -18,7 +18,7 @@ from nanogpt_cli.runs.checkpoint import (
     RunProgress,
     is_nanogpt,
     load_training_state,
-    own_training_state,
+    own_checkpoint,
     read_torch_file,
 )
 from nanogpt_cli.runs.directory import RunDirectory
@@ -103,7 +103,8 @@ def _with_moved_data(layered: Layered, beside: Path) -> tuple[Layered, tuple[str
 def read_state(point: ResumePoint) -> Checkpoint:
     """The whole training state of a resume point, its tensors mapped, as a new run starts with it."""
     content = read_torch_file(point.path)
-    state = _from_nanogpt(content, point.path) if is_nanogpt(content) else own_training_state(content, point.path)
+    path = point.path
+    state = _from_nanogpt(content, path) if is_nanogpt(content) else own_checkpoint(content, path, trainable=True)
     return {**state, "progress": dataclasses.asdict(point.progress)}
 
 
