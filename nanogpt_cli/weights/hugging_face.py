@@ -1,10 +1,11 @@
 """Models as Hugging Face keeps them, for GPT-2, Llama and Qwen3: a folder with config.json and safetensors.
 
-Read and written without their library. What differs from our naming stands in LAYOUTS: names, matrices that we keep
-one above the other, and matrices stored (in, out).
+Read and written without their library. What differs from our naming stands in layouts.toml: names, matrices that we
+keep one above the other, and matrices stored (in, out).
 """
 
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,22 +24,24 @@ HEAD = "lm_head.weight"
 OURS = "nanogpt"  # key of our settings in a config.json that we wrote, and model_type of what is no other's
 NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # masks and angles that old files carry
 
-ACTIVATIONS: dict[str, Literal["gelu_tanh", "gelu"]] = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu": "gelu",
-}
+_TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("layouts.toml").read_text("utf-8"))
+ACTIVATIONS: dict[str, Literal["gelu_tanh", "gelu"]] = _TABLES["activations"]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a model type keeps our parameters."""
+    """Where a model type keeps our parameters; layouts.toml explains the fields."""
 
     architecture: str
-    prefix: str  # of all names but the head's; some files leave it out
+    prefix: str
     blocks: str
-    names: Mapping[str, tuple[str, ...]]  # our module -> theirs; several stand one above the other in ours
-    transposed: tuple[str, ...] = ()
+    names: Mapping[str, Sequence[str]]
+    fixed: Mapping[str, Sequence[Any]]
+    transposed: tuple[str, ...]
+
+    def oriented(self, name: str, tensor: Tensor) -> Tensor:
+        """Our parameter `name` in their orientation, or theirs in ours."""
+        return tensor.t().contiguous() if name.endswith(self.transposed) else tensor
 
     def parts(self, name: str) -> tuple[str, ...]:
         """Their names for our parameter `name`."""
@@ -55,8 +58,7 @@ class Layout:
         """Our tensors under their names and in their orientation."""
         found: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
-            tensor = tensor.t().contiguous() if name.endswith(self.transposed) else tensor
-            parts = self.parts(name)
+            tensor, parts = self.oriented(name, tensor), self.parts(name)
             pieces = tensor.split(matrix_heights(settings, name, 0)) if len(parts) > 1 else (tensor,)
             found |= dict(zip(parts, pieces, strict=True))
         return found
@@ -66,38 +68,13 @@ class Layout:
         found = {}
         for name in names:
             pieces = [stored[part] for part in self.parts(name)]
-            tensor = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-            found[name] = tensor.t().contiguous() if name.endswith(self.transposed) else tensor
+            found[name] = self.oriented(name, torch.cat(pieces) if len(pieces) > 1 else pieces[0])
         return found
 
 
-_LLAMA_NAMES = {
-    "wte": ("embed_tokens",),
-    "ln_f": ("norm",),
-    "ln_1": ("input_layernorm",),
-    "attn.c_attn": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attn.q_norm": ("self_attn.q_norm",),
-    "attn.k_norm": ("self_attn.k_norm",),
-    "attn.c_proj": ("self_attn.o_proj",),
-    "ln_2": ("post_attention_layernorm",),
-    "mlp.c_fc": ("mlp.gate_proj", "mlp.up_proj"),
-    "mlp.c_proj": ("mlp.down_proj",),
-}
-LAYOUTS = {
-    "gpt2": Layout("GPT2LMHeadModel", "transformer.", "h", {}, ("c_attn.weight", "c_proj.weight", "c_fc.weight")),
-    "llama": Layout("LlamaForCausalLM", "model.", "layers", _LLAMA_NAMES),
-    "qwen3": Layout("Qwen3ForCausalLM", "model.", "layers", _LLAMA_NAMES),
-}
-# what must stand in config.json, if anything does: the first value is theirs where nothing does
-FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
-    "gpt2": {
-        "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "add_cross_attention": (False,),
-        "activation_function": tuple(ACTIVATIONS),
-    },
-    "llama": {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)},
-    "qwen3": {"hidden_act": ("silu",), "attention_bias": (False,), "use_sliding_window": (False,)},
+LAYOUTS: dict[str, Layout] = {
+    kind: Layout(**{**table, "names": _TABLES["names"][table["names"]], "transposed": tuple(table["transposed"])})
+    for kind, table in _TABLES["layouts"].items()
 }
 
 
@@ -189,7 +166,7 @@ def settings_of(config: dict[str, Any], path: Path) -> ModelSettings:
     kind = config.get("model_type")
     if kind not in LAYOUTS:
         raise UserError(f"{path}: model_type is {kind!r}; {', '.join(LAYOUTS)} can be read.")
-    for key, allowed in FIXED[kind].items():
+    for key, allowed in LAYOUTS[kind].fixed.items():
         if config.get(key, allowed[0]) not in allowed:
             raise UserError(f"{path}: {key} is {config[key]!r}; readable is {' or '.join(map(repr, allowed))}.")
 
