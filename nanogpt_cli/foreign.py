@@ -28,11 +28,7 @@ HIGHEST = 1 << 63  # whole numbers beyond fit no tensor and no file
 
 
 def read_bytes(path: Path, *, limit: int = SMALL) -> bytes:
-    """The content of a regular file of at most `limit` bytes.
-
-    Raises:
-        UserError: it is missing, something else than a file, too large, or cannot be read.
-    """
+    """The content of a file of at most `limit` bytes; UserError if it is missing, larger, or not to be read."""
     try:
         handle = os.open(path, os.O_RDONLY | NO_WAIT)
         try:

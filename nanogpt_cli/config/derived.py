@@ -83,7 +83,7 @@ class Split:
 
 
 def split_rows(config: Config, world_size: int) -> Split:
-    """Divide the global batch over the ranks without changing it; UserError names the numbers of ranks that divide."""
+    """Divide the global batch over the ranks, unchanged; UserError names the numbers of ranks that would divide it."""
     batch, accumulation = config.train.batch_size, config.train.gradient_accumulation_steps
     rows = batch * accumulation
     if rows % world_size:

@@ -71,9 +71,8 @@ class ModelSettings(Section):
 
     @property
     def inner_width(self) -> int:
-        if (
-            self.n_inner is None and self.activation == "swiglu"
-        ):  # three matrices with as many weights as two of 4 n_embd
+        # three matrices with as many weights as two of 4 n_embd
+        if self.n_inner is None and self.activation == "swiglu":
             return -(-8 * self.n_embd // 3 // 64) * 64
         return self.n_inner or 4 * self.n_embd
 

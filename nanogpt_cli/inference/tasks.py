@@ -102,11 +102,7 @@ def answer(
     compute: Compute,
     progress: Progress = QUIET,
 ) -> dict[str, Any]:
-    """What a model achieves at the task `name`: the numbers of TaskResult by name, and published ones for its weights.
-
-    Raises:
-        UserError, NanogptError: no such task, a model without tokenizer, or see `read_questions`.
-    """
+    """What a model achieves at a task: TaskResult by name, and published numbers; UserError as for `read_questions`."""
     if name not in TASKS:
         raise UserError(f"--task {name}: no such task.{did_you_mean(name, list(TASKS))} There are: {', '.join(TASKS)}.")
     if loaded.tokenizer is None:

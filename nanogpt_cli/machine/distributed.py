@@ -165,11 +165,7 @@ def choose_backend(asked: str, device: torch.device) -> str:
 
 
 def join(env: RankEnv, timeout: float) -> Processes:
-    """Join the other ranks, which must all come within `timeout` seconds.
-
-    Raises:
-        UserError: some did not come (named), or rank 0's port is taken.
-    """
+    """Join the other ranks within `timeout` seconds; UserError names those that did not come, or the port if taken."""
     store = _meet(env, timeout)
     dist.init_process_group(
         "gloo", store=store, rank=env.rank, world_size=env.world_size, timeout=timedelta(seconds=timeout)

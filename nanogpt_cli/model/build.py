@@ -26,11 +26,7 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, Shape]:
 
 
 def check_shapes(found: Mapping[str, Shape], expected: Mapping[str, Shape], source: str) -> None:
-    """Compare what a file holds with what the model needs.
-
-    Raises:
-        UserError: names missing, unexpected and misshapen tensors, with both shapes.
-    """
+    """Compare what a file holds with what the model needs; UserError names what is missing, unexpected or misshapen."""
     problems = []
     for text, names in (
         ("missing", [n for n in expected if n not in found]),
@@ -63,11 +59,7 @@ def build_model(settings: ModelSettings, tensors: Mapping[str, Tensor], source: 
 def crop_block_size(
     settings: ModelSettings, tensors: Mapping[str, Tensor], block_size: int, source: str
 ) -> tuple[ModelSettings, dict[str, Tensor]]:
-    """A shorter context: the first `block_size` rows of the position table.
-
-    Raises:
-        UserError: longer than what the weights were trained with.
-    """
+    """A shorter context: the first `block_size` rows of the position table; UserError if there are not so many."""
     if block_size > settings.block_size:
         raise UserError(
             f"block_size = {block_size} is longer than the {settings.block_size} positions that {source} knows. "

@@ -94,11 +94,7 @@ def generate(
 
 
 def draw(logits: Tensor, sampling: Sampling, step: int) -> list[int]:
-    """One id for each row of logits (rows, V), with the random numbers of this step.
-
-    Raises:
-        NanogptError: a row holds NaN, or nothing finite.
-    """
+    """One id a row of logits (rows, V), by this step's random numbers; NanogptError for NaN, or if none is finite."""
     V = logits.shape[1]
     greedy = sampling.temperature == 0
     k = 1 if greedy else V if sampling.top_k is None else min(sampling.top_k, V)

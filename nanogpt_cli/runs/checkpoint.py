@@ -174,12 +174,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def own_checkpoint(content: Any, path: Path, *, trainable: bool = False) -> Checkpoint:
-    """`content`, read from `path`, if it is a checkpoint of this program.
-
-    Raises:
-        UserError: it is something else, of a later format, or not as this program writes it; or it has weights alone
-            and must be `trainable`.
-    """
+    """`content` of `path`, if it is our checkpoint, and `trainable` if asked; UserError says what it is instead."""
     if not isinstance(content, dict) or not content.keys() >= WEIGHTS:
         hint = " It looks like a nanoGPT checkpoint." if is_nanogpt(content) else ""
         raise UserError(f"{path}: not a checkpoint of this program.{hint}")

@@ -21,11 +21,7 @@ ENDS = 3  # characters right of the chart, for the number of each curve
 
 
 class Chart:
-    """Validation losses, or the training's where there are none, as wide as there is room.
-
-    Raises:
-        UserError: a run has no losses yet.
-    """
+    """Validation losses, or the training's where there are none, in all the width; UserError if a run has no losses."""
 
     def __init__(self, runs: Sequence[RunDirectory], axis: Axis) -> None:
         curves, self.unit = comparable_curves(runs)

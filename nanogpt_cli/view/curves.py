@@ -26,11 +26,7 @@ def read_curves(run: RunDirectory) -> Curves:
 
 
 def comparable_curves(runs: Sequence[RunDirectory]) -> tuple[list[Curves], str]:
-    """The curves of each run, their losses in a unit in which the runs compare, and that unit.
-
-    Raises:
-        UserError: a run has no losses yet.
-    """
+    """The curves of each run, losses in a unit in which they compare, and the unit; UserError if a run has none."""
     unit, factors = common_unit([run_facts(run) for run in runs])
     found = [read_curves(run) for run in runs]
     for run, curves, factor in zip(runs, found, factors, strict=True):

@@ -48,15 +48,14 @@ def state(runs: Sequence[RunDirectory], wanted: dict[str, str] | None = None) ->
 def _news(run: RunDirectory, read: str) -> dict[str, Any]:
     lines, read, whole = read_after(run.metrics, read)
     samples = [{"step": line["step"], "text": str(line.get("text"))} for line in parse_lines(last_lines(run.samples))]
+    notes = [line for line in last_lines(run.log_file) if line.startswith(b"note: ")]
     checkpoints = [(path, path.stat()) for path in sorted(run.path.glob("*.pt")) if path.is_file()]
     return {
         "read": read,
         "train": columns([line for line in lines if "loss" in line], TRAIN, MOST_POINTS),
         "val": columns([line for line in lines if "val_loss" in line], VAL, MOST_POINTS),
         "samples": samples[-LAST:],
-        "notes": [line.decode(errors="replace") for line in last_lines(run.log_file) if line.startswith(b"note: ")][
-            -LAST:
-        ],
+        "notes": [line.decode(errors="replace") for line in notes[-LAST:]],
         "checkpoints": [(path.name, there.st_size, there.st_mtime) for path, there in checkpoints],
         "facts": asdict(run_facts(run)) if whole else None,
     }

@@ -308,11 +308,7 @@ def _stored(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a safetensors file by name.
-
-    Raises:
-        UserError: missing, damaged, or the package safetensors (extra `hf`) is not installed.
-    """
+    """Every tensor of a safetensors file by name; UserError if it is missing or damaged, or the extra `hf` is."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:

@@ -34,11 +34,7 @@ class NanoGPTCheckpoint:
 
 
 def from_nanogpt(content: dict[str, Any], source: str) -> NanoGPTCheckpoint:
-    """Translate the dict that nanoGPT saved.
-
-    Raises:
-        UserError: a part is missing or of a wrong type, or tensors do not fit; names them.
-    """
+    """Translate the dict that nanoGPT saved; UserError names missing parts, wrong types and tensors that do not fit."""
     settings = _settings(content["model_args"], source)
     named = {_our_name(name): tensor for name, tensor in content["model"].items()}
     tensors = {name: tensor for name, tensor in named.items() if name != HEAD and not name.endswith(MASK)}

@@ -57,11 +57,7 @@ def _published(word: str) -> str:
 
 
 def find_model(word: str) -> Source:
-    """What `word` names, which may still turn out to be damaged or no model.
-
-    Raises:
-        UserError: nothing of that name; says what there is.
-    """
+    """What `word` names, which may still be damaged or no model; UserError tells what there is instead."""
     if found := look_up(word):
         return found
     if os.path.isdir(word):  # noqa: PTH112
@@ -76,11 +72,7 @@ def find_model(word: str) -> Source:
 
 
 def find_run(word: str) -> RunDirectory:
-    """The run that `word` names, by path or name; it may have lost its config.toml.
-
-    Raises:
-        UserError: there is none; names what was found instead, or the nearest run.
-    """
+    """The run that `word` names, even without its config.toml; UserError tells what was found instead, or is near."""
     found, path = look_up(word), Path(word)
     if found and found.kind in ("run", "checkpoint folder"):
         return RunDirectory(found.path)
