@@ -8,18 +8,23 @@ import typer
 from nanogpt_cli.cli import show
 from nanogpt_cli.cli.options import Checkpoint, Model, flag, load, unwritable_named
 from nanogpt_cli.cli.progress import ProgressBar
+from nanogpt_cli.errors import UserError
 
 
 def export(
     model: Model,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    to: Annotated[Path, typer.Argument(metavar="DIR | FILE.gguf", help="A new folder, or a new file for llama.cpp.")],
     checkpoint: Checkpoint = "best",
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"],
-        flag("float32|bfloat16|float16", "Number format of the stored weights."),
-    ] = "float32",
+        Literal["float32", "bfloat16", "float16"] | None,
+        flag("float32|bfloat16|float16", "Number format of a folder's weights [default: float32].", show_default=False),
+    ] = None,
+    type: Annotated[
+        Literal["f32", "f16", "q8_0"] | None,
+        flag("f32|f16|q8_0", "Number format of a GGUF file's matrices [default: f16].", show_default=False),
+    ] = None,
 ) -> None:
-    """Write a Hugging Face folder, GPT-2, Llama or Qwen3, verified before success is told.
+    """Write a Hugging Face folder, GPT-2, Llama or Qwen3, or a GGUF file, verified before success is told.
 
     An architecture that is none of them gets a safetensors folder with our own description.
     """
@@ -27,11 +32,18 @@ def export(
 
     from nanogpt_cli.weights import export as exporting
 
+    gguf = to.suffix == ".gguf"
+    if (dtype if gguf else type) is not None:
+        raise UserError("--dtype belongs to a folder, --type f32, f16 or q8_0 to a FILE.gguf.")
     loaded = load(model, checkpoint)
-    with unwritable_named(folder, "Name another folder."), ProgressBar() as progress:
-        done = exporting.export(loaded, folder, getattr(torch, dtype), progress)
+    with unwritable_named(to, "Name another place."), ProgressBar() as progress:
+        if gguf:
+            done = exporting.export_file(loaded, to, type or "f16", progress)
+        else:
+            done = exporting.export(loaded, to, getattr(torch, dtype or "float32"), progress)
     for note in done.notes:
         show.say(note)
     show.say("read back and compared: every number is the same")
+    stored = (type or "f16") if gguf else (dtype or "float32")
     size = f"{done.tensors} tensors, {done.parameters:,} parameters, {done.bytes / 1e6:,.1f} MB"
-    show.stream(f"{done.folder}: {size}, {dtype}\n")
+    show.stream(f"{done.path}: {size}, {stored}\n")

@@ -4,7 +4,7 @@ The folder is written beside its final name, read back with our own reader, comp
 """
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from nanogpt_cli.files import disk_full_named, remove_leftovers, sync_file, sync
 from nanogpt_cli.model.build import parameter_shapes
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.progress import QUIET, Progress
+from nanogpt_cli.weights.gguf_file import GgufType, export_gguf
 from nanogpt_cli.weights.hugging_face import HEAD, LAYOUTS, OURS, config_of, leaves_as, plain, read_folder
 from nanogpt_cli.weights.load import LoadedModel
 from nanogpt_cli.weights.pretrained import CONFIG, WEIGHTS, needs_extra
@@ -29,12 +30,12 @@ FAMILIES = {"gpt2": "GPT-2", "llama": "Llama", "qwen3": "Qwen3"}
 class Exported:
     """What was written."""
 
-    folder: Path
-    format: str  # "gpt2", "llama", "qwen3" or "nanogpt"
+    path: Path
+    format: str  # "gpt2", "llama", "qwen3", "nanogpt" or "gguf"
     tensors: int
     parameters: int
     bytes: int
-    notes: list[str] = field(default_factory=list)  # who can read it, and what was changed on the way
+    notes: list[str]  # who can read it, and what was changed on the way
 
 
 def export(loaded: LoadedModel, folder: Path, dtype: torch.dtype, progress: Progress = QUIET) -> Exported:
@@ -47,9 +48,7 @@ def export(loaded: LoadedModel, folder: Path, dtype: torch.dtype, progress: Prog
     else:
         files |= tokenizer_files(tokenizer, settings.block_size, progress)
         if "tokenizer.json" not in files:
-            remark = (
-                f"tokenizer.toml describes the tokenizer {tokenizer.kind} for `nanogpt`; other programs know its name."
-            )
+            remark = f"Only `nanogpt` reads the tokenizer {tokenizer.kind} from tokenizer.toml; others know its name."
     done = export_model(
         loaded.model,
         folder,
@@ -59,6 +58,15 @@ def export(loaded: LoadedModel, folder: Path, dtype: torch.dtype, progress: Prog
         dtype=dtype,
     )
     return replace(done, notes=[*done.notes, *([remark] if remark else [])])
+
+
+def export_file(loaded: LoadedModel, path: Path, kind: GgufType, progress: Progress = QUIET) -> Exported:
+    """Write a model with its tokenizer to the new GGUF file `path`; errors as for `export_gguf`."""
+    settings, tensors, notes = _prepared(loaded.model, loaded.token_limit, torch.float32)
+    count = export_gguf(settings, tensors, loaded.tokenizer, path, kind, progress)
+    parameters = sum(t.numel() for t in tensors.values())
+    notes = ["A GGUF file: llama.cpp and what builds on it (Ollama, LM Studio) read it.", *notes, *_remarks(settings)]
+    return Exported(path, "gguf", count, parameters, path.stat().st_size, notes)
 
 
 def _card(loaded: LoadedModel, kind: str) -> str:
@@ -112,14 +120,9 @@ def export_model(
         _compare(temporary, settings, tensors)
         temporary.replace(folder)
         sync_folder(folder.parent)
-    return Exported(
-        folder=folder,
-        format=kind or OURS,
-        tensors=len(tensors),
-        parameters=sum(t.numel() for t in tensors.values()),
-        bytes=sum(path.stat().st_size for path in folder.iterdir()),
-        notes=[_readers(kind, obstacles), *notes, *(_remarks(settings) if kind == "gpt2" else [])],
-    )
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    notes = [_readers(kind, obstacles), *notes, *_remarks(settings)]
+    return Exported(folder, kind or OURS, len(tensors), sum(t.numel() for t in tensors.values()), size, notes)
 
 
 def _prepared(
@@ -150,13 +153,14 @@ def _write_model(
     numbers = {"bos_token_id": eot, "eos_token_id": eot}
     # Transformers 4 reads torch_dtype, 5 dtype
     config: dict[str, Any] = {"model_type": OURS, OURS: asdict(settings)} if not kind else config_of(settings, kind)
-    _write_json(folder / CONFIG, config | numbers | dict.fromkeys(("dtype", "torch_dtype"), _name(dtype)))
+    config |= numbers | dict.fromkeys(("dtype", "torch_dtype"), _name(dtype))
+    write_bytes(folder / CONFIG, json.dumps(config, indent=2).encode())
     if kind == "gpt2":  # its readers expect biases
         with_biases = parameter_shapes(replace(settings, bias=True))
         tensors = tensors | {n: torch.zeros(s, dtype=dtype) for n, s in with_biases.items() if n not in tensors}
     if kind:
         tensors = LAYOUTS[kind].to_theirs(settings, tensors)
-        _write_json(folder / "generation_config.json", numbers)
+        write_bytes(folder / "generation_config.json", json.dumps(numbers).encode())
     _save(folder, {name: tensor.contiguous() for name, tensor in tensors.items()})
 
 
@@ -167,10 +171,6 @@ def _save(folder: Path, tensors: dict[str, Tensor]) -> None:
         raise needs_extra("safetensors", "export") from None
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     sync_file(folder / WEIGHTS)
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    write_bytes(path, f"{json.dumps(content, indent=2)}\n".encode())
 
 
 def _compare(folder: Path, settings: ModelSettings, tensors: dict[str, Tensor]) -> None:
@@ -194,12 +194,8 @@ def _readers(kind: str, obstacles: list[str]) -> str:
 
 
 def _remarks(settings: ModelSettings) -> list[str]:
-    remarks = []
-    if not settings.bias:
-        remarks.append("The model has no biases; zeros were written, as GPT-2's readers expect. Outputs are the same.")
-    if settings.activation == "gelu":
-        remarks.append(
-            "The model has the exact GELU (config.json: gelu). llama.cpp always computes the tanh form, "
-            "so it would be slightly off there."
-        )
-    return remarks
+    if leaves_as(settings)[0] != "gpt2":
+        return []
+    zeros = "The model has no biases; zeros were written, as GPT-2's readers expect. Outputs are the same."
+    gelu = "The model has the exact GELU; llama.cpp always computes the tanh form, so it would be slightly off there."
+    return [*([] if settings.bias else [zeros]), *([gelu] if settings.activation == "gelu" else [])]

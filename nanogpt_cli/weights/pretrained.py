@@ -27,8 +27,8 @@ GPT2_MODELS = {
 
 
 def needs_extra(package: str, purpose: str) -> UserError:
-    """The error for a package of the extra `hf` that is not installed."""
-    return UserError(f"{purpose} needs the package {package}. Install it: pip install 'nanogpt-cli[hf]'")
+    """The error for a package of an extra that is not installed."""
+    return UserError(f"{purpose} needs the package {package}. Install it: pip install {package}")
 
 
 def hub_file(repo: HubRepo, path: str) -> Path:

@@ -116,5 +116,5 @@ def test_a_missing_extra_is_named(call: Call, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(__import__("sys").modules, "safetensors.torch", None)
     code, _, err = call("a", "out")
     assert code == 2
-    assert "nanogpt-cli[hf]" in err
+    assert "pip install safetensors" in err
     assert [path.name for path in Path().iterdir()] == ["runs"]
