@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from nanogpt_cli.cli import show
 from nanogpt_cli.cli.progress import ProgressBar
+from nanogpt_cli.config.setting import ON_OFF
 from nanogpt_cli.errors import UserError, typed
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _machine_rows(plan: "Plan") -> list[Row]:
     rows = [
         ("device", compute.describe(), compute.reasons["device"]),
         ("dtype", compute.dtype_name, compute.reasons["dtype"]),
-        ("compile", "on" if compute.compile else "off", compute.reasons["compile"]),
+        ("compile", ON_OFF[compute.compile], compute.reasons["compile"]),
         *_process_rows(plan),
         ("work", f"{total:.3g} FLOP", f"{per_token / 1e6:,.1f} MFLOP a token, 6N + 12LHQT"),
         ("memory", f"about {sum(plan.memory.values()) / 2**30:.2f} GiB", "estimate: weights, moments, activations"),

@@ -10,6 +10,7 @@ import torch
 from nanogpt_cli.config.derived import Derived, Schedule, Split, data_folder, derive, schedule_of, split_rows
 from nanogpt_cli.config.layers import Layered, without_effect
 from nanogpt_cli.config.schema import Config
+from nanogpt_cli.config.setting import ON_OFF
 from nanogpt_cli.data.tokens.data_set import DataSet, check_fits, difference, open_data_set
 from nanogpt_cli.data.tokens.rows import RowOrder
 from nanogpt_cli.errors import UserError, typed
@@ -23,7 +24,7 @@ from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token, memory_es
 from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.runs.checkpoint import RunProgress
 from nanogpt_cli.training.init_from import initial_architecture
-from nanogpt_cli.training.state import out_of_patience
+from nanogpt_cli.training.state import is_sharded, out_of_patience
 
 ALONE = RankEnv()
 Peak = tuple[float, str]  # FLOP/s of one device, and how it is known
@@ -84,7 +85,7 @@ class Plan:
     @property
     def sharded(self) -> bool:
         """Whether the ranks share the model out among them (FSDP)."""
-        return self.config.system.parallel == "fsdp" and self.split.world_size > 1
+        return is_sharded(self.config, self.split.world_size)
 
     @property
     def order(self) -> RowOrder:
@@ -193,8 +194,9 @@ def plan_run(
         config = config.replace("model", vocab_size=rows)
     check_fits(data_set, config.model.block_size, config.model.vocab_size)
     compute = compute_for(config, env.device_index)
-    for key, reason in compute.reasons.items():
-        derived.note(key, compute.dtype_name if key == "dtype" else str(getattr(compute, key)), reason)
+    chosen = {"device": str(compute.device), "dtype": compute.dtype_name, "compile": ON_OFF[compute.compile]}
+    for key, value in chosen.items():
+        derived.note(key, value, compute.reasons[key])
     plan = Plan(
         run_path=run_path,
         config=config,

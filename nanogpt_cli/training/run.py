@@ -148,7 +148,7 @@ def _common_plan(
             if not env.launcher:  # which has shown it
                 show(plan)
             if not dry_run:
-                stack.enter_context(open_run(plan))
+                stack.enter_context(open_run(plan, new_life=env.launcher is None))
         except NanogptError as error:
             problem = error
     processes.agree(problem)

@@ -66,8 +66,11 @@ def start(plan: Plan, *, view: View | None = None) -> Outcome:
 
 
 @contextlib.contextmanager
-def open_run(plan: Plan) -> Iterator[RunDirectory]:
+def open_run(plan: Plan, *, new_life: bool = True) -> Iterator[RunDirectory]:
     """The planned run's directory, made or taken over; its lock is held meanwhile.
+
+    Args:
+        new_life: note in environment.toml that the run goes on here; a launcher has done so for its ranks.
 
     Raises:
         UserError: it is taken, or in use.
@@ -77,7 +80,7 @@ def open_run(plan: Plan) -> Iterator[RunDirectory]:
     run = _make_run(plan) if plan.makes_run else RunDirectory(plan.run_path)
     with lock(run.path):
         if not plan.makes_run:
-            _take_over(plan, run)
+            _take_over(plan, run, new_life)
         yield run
 
 
@@ -129,7 +132,7 @@ def _tokenizer_toml(plan: Plan) -> dict[str, Any] | None:
     return tokenizer.to_toml() if tokenizer else None
 
 
-def _take_over(plan: Plan, run: RunDirectory) -> None:
+def _take_over(plan: Plan, run: RunDirectory, new_life: bool) -> None:
     """Make an existing run consistent with the state it goes on from; needs its lock."""
     saved = _unchanged_since(plan, run)
     for folder in (run.path, run.logs):
@@ -146,7 +149,8 @@ def _take_over(plan: Plan, run: RunDirectory) -> None:
     if plan.finished:
         return
     write_toml(run.config, plan.config_toml())
-    write_toml(run.environment, with_resume(run.environment, environment(plan.compute.describe())))
+    if new_life:
+        write_toml(run.environment, with_resume(run.environment, environment(plan.compute.describe())))
     metrics = MetricsLog(run.metrics)
     metrics.keep_through(plan.first_step, evaluated_step)
     metrics.close()

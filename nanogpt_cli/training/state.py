@@ -102,9 +102,9 @@ def out_of_patience(config: Config, progress: RunProgress) -> bool:
     return 0 < config.train.patience <= progress.not_better
 
 
-def is_sharded(config: Config, processes: Processes) -> bool:
+def is_sharded(config: Config, ranks: int) -> bool:
     """Whether the ranks share the model out among them (FSDP)."""
-    return config.system.parallel == "fsdp" and processes.world_size > 1
+    return config.system.parallel == "fsdp" and ranks > 1
 
 
 def build_state(
@@ -127,7 +127,7 @@ def build_state(
 
 
 def _build_model(config: Config, compute: Compute, processes: Processes, weights: Mapping[str, Tensor] | None) -> GPT:
-    sharded, recompute = is_sharded(config, processes), config.system.activation_checkpointing
+    sharded, recompute = is_sharded(config, processes.world_size), config.system.activation_checkpointing
     if weights is None:  # on the CPU, so that a seed means the same start on any device and any number of ranks
         generator = torch.Generator().manual_seed(seed32(config.train.seed, Purpose.INIT))
         drawn = GPT(config.model, generator=generator, activation_checkpointing=recompute)

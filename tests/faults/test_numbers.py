@@ -70,16 +70,16 @@ class SpoilEvaluation:
     value: float
 
     def install(self, folder: Path) -> None:
-        from nanogpt_cli.training import loop
+        from nanogpt_cli.training import validation
 
-        real, calls = loop.windows_loss, 0
+        real, calls = validation.windows_loss, 0
 
         def windows_loss(*arguments: Any, **more: Any) -> float:
             nonlocal calls
             calls += 1
             return self.value if calls == self.nth else real(*arguments, **more)
 
-        loop.windows_loss = windows_loss
+        validation.windows_loss = windows_loss
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,9 @@ def lab(runs: Runner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
 
 def test_the_number_of_processes_is_kept_and_resume_is_bit_identical(lab: Lab) -> None:
     assert lab.train("cut", max_iters=4, lr_decay_iters=8, warmup_iters=1, dropout=0.1) == 4
+    assert "resumed" not in lab.run("cut").joinpath("logs/environment.toml").read_text()
     assert resume(lab.run("cut"), 8) == 8
+    assert lab.run("cut").joinpath("logs/environment.toml").read_text().count("[[resumed]]") == 1
     layout = torch.load(lab.run("cut") / "ckpt.pt", weights_only=True)["layout"]
     assert (layout["ranks"], layout["threads"], layout["parallel"]) == (2, 1, "ddp")
     whole = lab.runs.settings(max_iters=8, lr_decay_iters=8, warmup_iters=1, dropout=0.1)
