@@ -5,6 +5,7 @@ character. What its alphabet lacks is an error there, as it is here.
 """
 
 import json
+from itertools import pairwise
 from typing import Any
 
 from nanogpt_cli.data.tokenizers import BytesTokenizer, CharTokenizer, Tokenizer, gpt2_files
@@ -47,7 +48,7 @@ def tokenizer_files(tokenizer: Tokenizer, context: int, progress: Progress = QUI
 
 
 def describe(tokenizer: Tokenizer, progress: Progress = QUIET) -> dict[str, Any] | None:
-    """The content of tokenizer.json; None for an encoding of tiktoken other than gpt2."""
+    """The content of tokenizer.json; None for encodings with another pattern than GPT-2's."""
     if isinstance(tokenizer, CharTokenizer):
         vocabulary = {character: number for number, character in enumerate(tokenizer.alphabet)}
         split = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
@@ -60,7 +61,25 @@ def describe(tokenizer: Tokenizer, progress: Progress = QUIET) -> dict[str, Any]
         vocabulary = json.loads(files["vocab.json"])
         lines = files["merges.txt"].decode().splitlines()[1:]  # the first says what it is
         return _bpe(vocabulary, [line.split(" ") for line in lines if line], tokenizer.eot, "")
+    table = tokenizer.to_toml()
+    if tokenizer.kind == "bpe" and table["pattern"] == "gpt2":
+        tokens = table["tokens"].split(" ")  # as GPT-2 writes bytes, in the order of the merges
+        return _bpe({token: i for i, token in enumerate(tokens)}, _merges(tokens), tokenizer.eot, "")
     return None
+
+
+def _merges(tokens: list[str]) -> list[list[str]]:
+    """The two pieces of which each token is made, by merging what comes before it."""
+    ranks, found = {token: i for i, token in enumerate(tokens)}, []
+    for token in tokens:
+        pieces = list(token)
+        while len(pieces) > 2:
+            ranked = [(ranks.get(a + b, len(ranks)), i) for i, (a, b) in enumerate(pairwise(pieces))]
+            place = min(ranked)[1]
+            pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
+        if len(pieces) == 2:
+            found.append(pieces)
+    return found
 
 
 def _bpe(vocabulary: dict[str, int], merges: list[list[str]], eot: int | None, pattern: str | None) -> dict[str, Any]:
@@ -71,7 +90,7 @@ def _bpe(vocabulary: dict[str, int], merges: list[list[str]], eot: int | None, p
     if pattern:
         split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
         before = {"type": "Sequence", "pretokenizers": [split, byte_level]}
-    model = {"type": "BPE", "vocab": vocabulary, "merges": merges, "ignore_merges": False}
+    model = {"type": "BPE", "vocab": vocabulary, "merges": merges, "ignore_merges": True}
     return _parts(model, before, byte_level, eot)
 
 
