@@ -41,8 +41,7 @@ def atomic_write(
     when the new file is durable and the old one still stands under its name.
 
     Raises:
-        DiskFullError: no room; `path` is untouched.
-        OSError: anything else the file system reports; `path` is untouched.
+        OSError: what the file system reports, no room as DiskFullError; `path` is untouched and named.
     """
     with disk_full_named(path), temporary_beside(path) as temporary:
         raw = OwnFile(_open(temporary, os.O_WRONLY), "w")
@@ -108,12 +107,7 @@ def refuse_link(path: Path) -> None:
 
 
 def own_folder(folder: Path) -> Path:
-    """Make the inner folder `folder` if it is not there; its parent must be.
-
-    Raises:
-        UserError: it is a link: what is written in it would land elsewhere.
-        OSError: it cannot be made.
-    """
+    """Make a folder within one of ours, if it is not there; UserError if it is a link."""
     refuse_link(folder)
     folder.mkdir(exist_ok=True)
     return folder
@@ -269,16 +263,12 @@ def user_cache() -> Path:
     Raises:
         OSError: it cannot be made; says how to name another.
     """
-    if own := os.environ.get("NANOGPT_CACHE"):
-        folder = Path(own).expanduser()
-    elif xdg := os.environ.get("XDG_CACHE_HOME"):
-        folder = Path(xdg) / "nanogpt"
-    elif sys.platform == "win32":
-        folder = Path(os.environ.get("LOCALAPPDATA", "~/AppData/Local")).expanduser() / "nanogpt" / "Cache"
-    elif sys.platform == "darwin":
-        folder = Path("~/Library/Caches/nanogpt").expanduser()
-    else:
-        folder = Path("~/.cache/nanogpt").expanduser()
+    local = os.environ.get("LOCALAPPDATA", "~/AppData/Local")
+    usual = {"win32": f"{local}/nanogpt/Cache", "darwin": "~/Library/Caches/nanogpt"}.get(
+        sys.platform, "~/.cache/nanogpt"
+    )
+    xdg = os.environ.get("XDG_CACHE_HOME")
+    folder = Path(os.environ.get("NANOGPT_CACHE") or (f"{xdg}/nanogpt" if xdg else usual)).expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -25,6 +25,14 @@ LARGE = 1 << 28  # bytes: vocabularies and lists of tensors
 DEEPEST = 100  # tables within tables
 LONGEST_KEY = 100  # parts of a dotted key; tomllib takes quadratic time for them
 HIGHEST = 1 << 63  # whole numbers beyond fit no tensor and no file
+KINDS = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "a table",
+}
 
 
 def read_bytes(path: Path, *, limit: int = SMALL) -> bytes:
@@ -120,18 +128,8 @@ def field(table: Any, key: str, kind: type[T], where: object, test: Callable[[T]
         value = float(value)
     if type(value) is not kind or not test(value):
         found = "missing" if value is None else brief(json.dumps(value, default=str))
-        raise UserError(f"{where}: {key} is {found}; {KINDS.get(kind, kind.__name__)} that can be used is needed.")
+        raise UserError(f"{where}: {key} is {found}; {KINDS[kind]} that can be used is needed.")
     return value
-
-
-KINDS: dict[Any, str] = {
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    list: "a list",
-    dict: "a table",
-}
 
 
 def count(table: Any, key: str, where: object, *, low: int = 1, high: int = 1 << 31) -> int:

@@ -272,7 +272,8 @@ class Fail(Fault):
     number: int = errno.EIO
 
     def strike(self, event: Event) -> None:
-        raise OSError(self.number, os.strerror(self.number))
+        by_name = [event.name] if event.kind not in ("write", "fsync", "truncate") else []  # as the system tells it
+        raise OSError(self.number, os.strerror(self.number), *by_name)
 
 
 @dataclass(frozen=True)

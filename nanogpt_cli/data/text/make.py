@@ -201,14 +201,9 @@ def _request_of(work: Path) -> str | None:
     try:
         if (work / META).is_file():
             meta = read_toml(work / META, limit=LARGE)
+            splits = foreign.field(meta, "splits", dict, work / META)
             for split in SPLITS:
-                foreign.count(
-                    foreign.field(meta, "splits", dict, work / META).get(split),
-                    "bytes",
-                    work / META,
-                    low=0,
-                    high=1 << 60,
-                )
+                foreign.count(splits.get(split), "bytes", work / META, low=0, high=1 << 60)
             return foreign.field(meta, "request", str, work / META)
         return foreign.field(read_note(work), "request", str, work / STATE) if (work / STATE).is_file() else None
     except UserError:
@@ -329,7 +324,7 @@ def _split_table(path: Path, tokens: int, dtype: np.dtype[Any]) -> dict[str, Any
 
 def _install(work: Path, folder: Path) -> dict[str, Any]:
     """Move finished files into place, metadata last. May be killed and run again at any point."""
-    meta = read_toml(work / META, limit=LARGE)
+    meta = read_meta(work / META)
     (folder / META).unlink(missing_ok=True)  # of a data set that is replaced, the marker goes first
     (work / STATE).unlink(missing_ok=True)  # the note is of files that are about to leave
     for split in SPLITS:
