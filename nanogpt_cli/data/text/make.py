@@ -30,7 +30,7 @@ from nanogpt_cli.data.tokenizers import CharTokenizer, Tokenizer, get_tokenizer
 from nanogpt_cli.data.tokens.data_set import open_data_set
 from nanogpt_cli.data.tokens.files import FORMAT, META, WORK, DamagedError
 from nanogpt_cli.errors import UserError, typed
-from nanogpt_cli.files import make_folder, open_own, refuse_link, sync_folder, user_cache, write_toml
+from nanogpt_cli.files import disk_full_named, make_folder, open_own, refuse_link, sync_folder, user_cache, write_toml
 from nanogpt_cli.foreign import LARGE, read_toml
 from nanogpt_cli.progress import QUIET, Progress
 
@@ -330,7 +330,7 @@ def _install(work: Path, folder: Path) -> dict[str, Any]:
     for split in SPLITS:
         part = work / f"{split}.bin"
         if part.exists():
-            with open_own(part) as file:
+            with disk_full_named(part), open_own(part) as file:
                 file.truncate(meta["splits"][split]["bytes"])
                 os.fsync(file.fileno())
             part.replace(folder / f"{split}.bin")

@@ -47,7 +47,8 @@ class Writer:
         for path, size in zip(self.paths, self.bytes, strict=True):
             file = io.BufferedRandom(open_own(path))
             self.files.append(file)
-            file.truncate(size)
+            with disk_full_named(path):
+                file.truncate(size)
             file.seek(size)
         return self
 
