@@ -121,16 +121,15 @@ def _help(known: Setting, defaults: bool) -> str:
     return f"{known.text} [default: {known.default}{between}{known.unit}".rstrip() + "]"
 
 
-def _machine(name: str, kind: Any, default: Any, metavar: str, text: str) -> inspect.Parameter:
-    return _parameter(name, kind, default, flag(metavar, text, rich_help_panel="Several machines"))
-
-
 MACHINES = [
-    _machine("nnodes", int, 1, "INT", "Machines; start the command on each."),
-    _machine("node_rank", int, 0, "INT", "Number of this machine, from 0; machine 0 writes the run."),
-    _machine("rdzv_endpoint", str, "", "HOST:PORT", "Machine 0 and a free port on it, the same on every machine."),
-    _machine("rdzv_timeout", float, DEFAULT_TIMEOUT, "SECONDS", "How long to wait for all processes to join."),
-    _machine("max_restarts", int, 0, "INT", "Go on from the last checkpoint so often when a process dies."),
+    _parameter(name, kind, default, flag(metavar, text, rich_help_panel="Several machines"))
+    for name, kind, default, metavar, text in (
+        ("nnodes", int, 1, "INT", "Machines; start the command on each."),
+        ("node_rank", int, 0, "INT", "Number of this machine, from 0; machine 0 writes the run."),
+        ("rdzv_endpoint", str, "", "HOST:PORT", "Machine 0 and a free port on it, the same on every machine."),
+        ("rdzv_timeout", float, DEFAULT_TIMEOUT, "SECONDS", "How long to wait for all processes to join."),
+        ("max_restarts", int, 0, "INT", "Go on from the last checkpoint so often when a process dies."),
+    )
 ]
 
 

@@ -13,6 +13,7 @@ from nanogpt_cli.machine.memory import memory_of
 from nanogpt_cli.model.generate import Sampling, generate
 from nanogpt_cli.weights.load import LoadedModel
 
+UTF8 = codecs.getincrementaldecoder("utf-8")
 Ended = Literal["length", "end of text", "stop"]
 
 
@@ -26,13 +27,10 @@ class Sample:
     tokens: int = 0
     ended: Ended | None = None
     _held: str = ""  # may be the beginning of a stop text
-    _decoder: codecs.IncrementalDecoder = field(
-        default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
-    )
+    _decoder: codecs.IncrementalDecoder = field(default_factory=lambda: UTF8(errors="replace"))
 
     @property
     def done(self) -> bool:
-        """Whether nothing more comes."""
         return self.ended is not None
 
     def add(self, token: int) -> str:

@@ -29,21 +29,16 @@ class Nodes:
     max_restarts: int = 0  # --max-restarts
 
     def __post_init__(self) -> None:
+        nodes, seconds = f"--nnodes {self.count}", f"seconds are needed, above 0 and at most {LONGEST_TIMEOUT:,.0f}"
         if not 0 <= self.number < self.count:
-            raise UserError(
-                f"--node-rank {self.number} with --nnodes {self.count}: machines are numbered 0 to {self.count - 1}."
-            )
+            raise UserError(f"--node-rank {self.number} with {nodes}: machines are numbered 0 to {self.count - 1}.")
         if self.count > 1 and not self.endpoint:
-            raise UserError(
-                f"--nnodes {self.count} needs --rdzv-endpoint HOST:PORT: the name of machine 0 and a free port on it, "
-                "the same on every machine."
-            )
+            needed = "--rdzv-endpoint HOST:PORT: the name of machine 0 and a free port on it, the same on every machine"
+            raise UserError(f"{nodes} needs {needed}.")
         if self.endpoint:
             split_endpoint(self.endpoint)
         if not 0 < self.timeout <= LONGEST_TIMEOUT:
-            raise UserError(
-                f"--rdzv-timeout {self.timeout:g}: seconds are needed, above 0 and at most {LONGEST_TIMEOUT:,.0f}."
-            )
+            raise UserError(f"--rdzv-timeout {self.timeout:g}: {seconds}.")
         if self.max_restarts < 0:
             raise UserError(f"--max-restarts {self.max_restarts}: a whole number of at least 0 is needed.")
 

@@ -44,46 +44,35 @@ def newest_state(run: RunDirectory) -> Source:
     """
     layer, wrong = None, ""
     try:
-        found = config_layer(run)
-        combine(found)
+        tables = read_toml(run.config)
+        if missing := [section for section in SECTIONS if section not in tables]:
+            raise UserError(f"{run.config} is damaged: [{missing[0]}] is missing.")
+        combine(found := Layer(str(run.config), tables))
         layer = found
     except UserError as error:
         wrong = str(error)
-
     try:
         checkpoint, path, problem = latest_state(run.checkpoint, run.previous, lambda found: _stranger(found, layer))
     except UserError as error:
         raise UserError(f"{error}{_still_usable(run)}") from None
     if checkpoint is None or path is None:
-        saved = sorted(file.name for file in run.path.glob("*.pt"))
-        if saved:
-            names = ", ".join(saved)
-            raise UserError(
-                f"{run.path}: ckpt.pt and ckpt-previous.pt are gone, but there is {names}.{_still_usable(run)}"
-            )
+        if saved := ", ".join(sorted(file.name for file in run.path.glob("*.pt"))):
+            gone = f"{run.path}: ckpt.pt and ckpt-previous.pt are gone"
+            raise UserError(f"{gone}, but there is {saved}.{_still_usable(run)}")
         if layer is None:
             raise UserError(f"{wrong} There is no checkpoint that could tell the settings.")
         return Source(None, None, layer)
-    problems = [f"{problem} {_fallback(run, path, checkpoint['step'])}"] if problem else []
+    problems = []
+    if problem:
+        step = checkpoint["step"]
+        reached = max((line["step"] for line in read_metrics(run.metrics)), default=step)
+        kept = "The file will be kept as ckpt-damaged.pt. " if run.checkpoint.exists() else ""
+        going = f"Going on from step {step:,} in {path.name}; the run had reached step {reached:,}."
+        problems.append(f"{problem} {kept}{going}")
     if layer is None:
         layer = Layer(f"the checkpoint {path}", checkpoint["config"])
         problems.append(f"{wrong} The settings of {path.name} are used instead.")
     return Source(checkpoint, path, _with_architecture(layer, checkpoint), tuple(problems))
-
-
-def _fallback(run: RunDirectory, path: Path, step: int) -> str:
-    reached = max((line["step"] for line in read_metrics(run.metrics)), default=step)
-    kept = "The file will be kept as ckpt-damaged.pt. " if run.checkpoint.exists() else ""
-    return f"{kept}Going on from step {step:,} in {path.name}; the run had reached step {reached:,}."
-
-
-def config_layer(run: RunDirectory) -> Layer:
-    """The settings in config.toml; UserError if it is missing, no TOML, or cut off."""
-    tables = read_toml(run.config)
-    missing = [section for section in SECTIONS if section not in tables]
-    if missing:
-        raise UserError(f"{run.config} is damaged: [{missing[0]}] is missing.")
-    return Layer(str(run.config), tables)
 
 
 def fixed_differences(before: Config, now: Config) -> Iterator[tuple[str, Any, Any]]:
