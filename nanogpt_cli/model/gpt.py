@@ -34,15 +34,13 @@ class KVCache(Protocol):
 class Linear(nn.Linear):
     """nn.Linear without its own initialisation: GPT.init_weights draws every weight once."""
 
-    def reset_parameters(self) -> None:
-        """Nothing is drawn here."""
+    def reset_parameters(self) -> None: ...
 
 
 class Embedding(nn.Embedding):
     """nn.Embedding without its own initialisation."""
 
-    def reset_parameters(self) -> None:
-        """Nothing is drawn here."""
+    def reset_parameters(self) -> None: ...
 
 
 def norm(config: ModelSettings) -> nn.Module:
