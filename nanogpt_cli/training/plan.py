@@ -223,11 +223,7 @@ def plan_run(
 
 
 def plan_of_rank(plan: Plan, env: RankEnv) -> Plan:
-    """Rank 0's plan for another rank: its own device, and the data as it lies on its machine.
-
-    Raises:
-        UserError: the machine lacks something, or has other data.
-    """
+    """Rank 0's plan for another rank: its own device and copy of the data; UserError if its machine lacks either."""
     config, told = plan.config, plan.data_set
     data_set = open_data_set(
         told.folder, token_dtype=config.data.token_dtype, tokenizer=config.data.tokenizer, trusted=True

@@ -102,11 +102,7 @@ def run_name(layers: tuple[Layer, ...], layered: Layered) -> str:
 
 
 def _changes(path: Path, layered: Layered) -> Layer:
-    """`--or-resume` on a run: what the request gives and the run has otherwise.
-
-    Raises:
-        UserError: the run is another one than the request describes.
-    """
+    """`--or-resume` on a run: what the request gives and the run has otherwise; UserError if it is another run."""
     started = combine(Layer(str(path / "config.toml"), read_toml(path / "config.toml"))).config
     changes: dict[str, dict[str, Any]] = {}
     for name in layered.origins:

@@ -158,11 +158,7 @@ def config_of(settings: ModelSettings, kind: str) -> dict[str, Any]:
 
 
 def settings_of(config: dict[str, Any], path: Path) -> ModelSettings:
-    """Our settings for the config.json of a GPT-2, Llama or Qwen3.
-
-    Raises:
-        UserError: another model type, a switch that our model does not have, or sizes that cannot be; names them.
-    """
+    """Our settings for the config.json of a GPT-2, Llama or Qwen3; UserError names what our model does not have."""
     kind = config.get("model_type")
     if kind not in LAYOUTS:
         raise UserError(f"{path}: model_type is {kind!r}; {', '.join(LAYOUTS)} can be read.")
