@@ -70,7 +70,7 @@ class Group(TyperGroup):
             return None
         one = typer.Typer(add_completion=False, rich_markup_mode=None)
         context = {"max_content_width": WIDTH, "allow_extra_args": True}  # Click's own answer to more words is terse
-        one.command(cmd_name, cls=Command, context_settings=context)(_function(cmd_name))
+        one.command(cmd_name, cls=Command, context_settings=context)(command_function(cmd_name))
         return typer.main.get_command(one)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -90,7 +90,7 @@ class Group(TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """The commands with the first line of their docstrings, then the few options."""
         with formatter.section(_bold("Commands")):
-            texts = [(_function(name).__doc__ or "").strip() for name in self.names]
+            texts = [(command_function(name).__doc__ or "").strip() for name in self.names]
             rows = zip(self.names, texts, strict=True)
             formatter.write_dl([(_cyan(name), text.partition("\n")[0].rstrip(".")) for name, text in rows])
         records = [parameter.get_help_record(ctx) for parameter in self.get_params(ctx)]
@@ -98,7 +98,7 @@ class Group(TyperGroup):
             formatter.write_dl([(_cyan(record[0]), record[1]) for record in records if record])
 
 
-def _function(name: str) -> Any:
+def command_function(name: str) -> Any:
     return getattr(import_module(f"nanogpt_cli.cli.{name}"), name)
 
 

@@ -11,8 +11,8 @@ import pytest
 import typer
 
 from nanogpt_cli import errors
+from nanogpt_cli.cli import command as commands
 from nanogpt_cli.cli import main
-from nanogpt_cli.cli.command import Group
 
 COMMAND = [sys.executable, "-m", "nanogpt_cli"]
 
@@ -32,8 +32,8 @@ def fail(
     """Run a command that raises; its exit code and what stands on stderr."""
 
     def call(error: BaseException) -> tuple[int, str]:
-        monkeypatch.setattr(Group, "commands_by_name", {"fail": ("", "")})
-        monkeypatch.setattr(Group, "function", lambda self, name: failing(error))
+        monkeypatch.setattr(commands.Group, "names", ("fail",))
+        monkeypatch.setattr(commands, "command_function", lambda name: failing(error))
         code = main.run(["fail"])
         captured = capsys.readouterr()
         assert captured.out == ""
