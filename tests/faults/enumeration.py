@@ -68,6 +68,7 @@ class Scene:
     """A command in a state of a working folder, and what must hold after it was broken and typed again."""
 
     made: tuple[str, ...] = ("runs/cut",)  # what it may make and change; all else is others'
+    excused = "nothing"  # milestones whose save failed, where the program said so
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -93,7 +94,7 @@ class Scene:
         """Type what a user would type next, and compare."""
         end = self.lab.go_on("cut")
         assert end.code == 0, end
-        self.lab.check_end("cut")
+        self.lab.check_end("cut", self.excused)
 
     def outside(self) -> dict[str, str]:
         """What others have in the working folder."""
@@ -186,7 +187,7 @@ class TwoRanks(Scene):
             return
         own, self.lab.whole = self.lab.whole, whole
         try:
-            self.lab.check_end("cut")
+            self.lab.check_end("cut", self.excused)
         finally:
             self.lab.whole = own
 
@@ -217,6 +218,7 @@ def strike(scene: Scene, fault: str, nth: int) -> Outcome:
         assert "Traceback" not in result.err, result
         if result.code in (1, 2):
             assert "/" in result.err or "cut" in result.err, f"no file is named: {result}"
+        scene.excused = "ckpt-0*.pt" if "without this milestone" in result.err else "nothing"
         scene.end()
         changed = {name for name, hash_ in scene.outside().items() if before.get(name, hash_) != hash_}
         assert not changed, f"{changed} changed"
