@@ -54,6 +54,8 @@ def _model_rows(plan: "Plan") -> list[Row]:
     shape = f"{m.n_layer} layers, {m.n_head} heads, width {m.n_embd}, context {m.block_size}"
     kind, obstacles = leaves_as(m)
     who, why = ("nanogpt alone", ", ".join(obstacles)) if obstacles else (kind, "what export writes for other programs")
+    if kind and d.tokenizer is not None and d.tokenizer.kind in ("char", "bytes"):
+        why += "; no GGUF, which needs a byte pair encoding"
     rows = [
         ("model", shape, ""),
         ("exports as", who, why),

@@ -86,6 +86,16 @@ def test_dry_run_shows_the_plan_and_makes_nothing(shell: Shell, tiny: Callable[.
     assert not Path("runs").exists()
 
 
+def test_the_plan_says_who_can_read_the_model(shell: Shell, tiny: Callable[..., list[str]]) -> None:
+    plan, capped = (
+        " ".join("".join(map(str, shell("train", "--dry-run", *tiny(), *more))).split())
+        for more in ([], ["--logit-softcap", "15"])
+    )
+    assert "exports as gpt2" in plan
+    assert "no GGUF, which needs a byte pair encoding" in plan
+    assert "exports as nanogpt alone logit_softcap = 15.0" in capped
+
+
 def test_a_run_ends_with_a_sample_on_stdout_and_words_on_stderr(shell: Shell, tiny: Callable[..., list[str]]) -> None:
     code, out, err = shell("train", *tiny())
     assert code == 0
