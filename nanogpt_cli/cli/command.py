@@ -56,6 +56,8 @@ class Group(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Flags in front of the command are normalised, the command and what follows is left to it."""
+        if args[:1] == ["help"]:  # help CMD is CMD --help
+            args = [*args[1:2], "--help"]
         front = next((i for i, word in enumerate(args) if not word.startswith("-")), len(args))
         if not ctx.resilient_parsing:
             args = [*normalise(args[:front], Flags.of(ctx)), *args[front:]]

@@ -34,7 +34,7 @@ app = typer.Typer(
 def nanogpt(
     context: typer.Context,
     wants_help: Annotated[bool, typer.Option("--help", help="Show this message and stop.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version and stop.")] = False,
     install_completion: Annotated[
         bool, typer.Option("--install-completion", help="Complete commands, flags and names in this shell.")
     ] = False,

@@ -140,8 +140,9 @@ def _close(plan: "Plan", outcome: "Outcome") -> None:
         from nanogpt_cli.weights.load import load_model
 
         loaded = load_model(str(path), device=plan.compute.device)
-        _evaluate(plan, loaded)
-        if loaded.tokenizer is not None:
+        if plan.config.log.final_eval:
+            _evaluate(plan, loaded)
+        if loaded.tokenizer is not None and plan.config.log.sample:
             _sample(plan, loaded)
     plots = find_spec("matplotlib") is not None
     if plots:

@@ -17,27 +17,40 @@ def runs(
     """List the runs with their step, best validation loss and state.
 
     States: running, finished (max_iters is reached), stopped (resume goes on), damaged (a file cannot be read).
-    JSON: a list of objects with name, path, state, step, max_iters, best_val_loss, best_step; what is unknown is null.
+    Where tokenizers differ, only bits per byte compare; they stand in a column of their own.
+    JSON: a list of objects with name, path, state, step, max_iters, best_val_loss, best_step, data_set, tokenizer,
+    bits_per_byte; what is unknown is null.
     """
     from nanogpt_cli.errors import UserError
     from nanogpt_cli.runs.directory import RUNS, list_runs, status
+    from nanogpt_cli.runs.facts import run_facts
 
     if folder != RUNS and not folder.is_dir():
         raise UserError(f"{folder}: no such folder. Runs usually are in {RUNS}/.")
-    found = [status(run) for run in list_runs(folder)]
+    there = list_runs(folder)
+    found, facts = [status(run) for run in there], [run_facts(run) for run in there]
+    bits = [one.bits_per_byte(state.best_val_loss) for one, state in zip(facts, found, strict=True)]
     if json:
-        show.document([asdict(one) for one in found])
+        more = [{"data_set": one.data_set, "tokenizer": one.tokenizer} for one in facts]
+        show.document(
+            [asdict(one) | two | {"bits_per_byte": three} for one, two, three in zip(found, more, bits, strict=True)]
+        )
     elif not found:
         show.say(f"There are no runs in {folder}/ yet. To start one: nanogpt train")
     else:
+        differ = len({one.tokenizer_id for one in facts}) > 1
         rows = [
             (
                 one.name,
                 one.state,
                 f"{show.number(one.step, ',d')} / {show.number(one.max_iters, ',d')}",
                 show.number(one.best_val_loss, ".4f"),
+                *([show.number(bit, ".4f")] if differ else []),
                 show.number(one.best_step, ",d"),
+                known.data_set or show.UNKNOWN,
+                known.tokenizer or show.UNKNOWN,
             )
-            for one in found
+            for one, known, bit in zip(found, facts, bits, strict=True)
         ]
-        show.table(["run", "state", "step", "best val loss", "at step"], rows, left=2)
+        losses = ["best val loss", *(["bits/byte"] if differ else [])]
+        show.table(["run", "state", "step", *losses, "at step", "data set", "tokenizer"], rows, left=2)

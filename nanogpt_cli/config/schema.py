@@ -175,8 +175,10 @@ class SystemSettings(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings(Section):
-    """Where metrics go besides logs/metrics.jsonl."""
+    """What is shown and kept besides logs/metrics.jsonl."""
 
+    sample: bool = setting(True, "Write a short sample at evaluations, within 1% of the time, and one at the end")
+    final_eval: bool = setting(True, "At the end, the best weights over the whole validation split")
     tensorboard: bool = setting(False, "Write TensorBoard events (extra: tensorboard)")
     wandb: bool = setting(False, "Log to Weights & Biases (extra: wandb)")
     wandb_project: str = setting("nanogpt", "W&B project")

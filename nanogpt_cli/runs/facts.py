@@ -25,6 +25,10 @@ class RunFacts:
     bytes_per_token: float | None  # UTF-8 bytes of the data set's text over its tokens
     flops_per_token: float | None
 
+    def bits_per_byte(self, loss: float | None) -> float | None:
+        """A loss in nats a token as nats / ln 2 / bytes a token."""
+        return None if loss is None or self.bytes_per_token is None else loss / math.log(2) / self.bytes_per_token
+
 
 def run_facts(run: RunDirectory) -> RunFacts:
     """Read the TOML files; a missing or damaged one counts as empty."""

@@ -16,6 +16,7 @@ from nanogpt_cli.errors import NonFiniteError, StoppedError, typed
 from nanogpt_cli.machine.device import memory_gib
 from nanogpt_cli.machine.signals import StopRequested, StopSignals
 from nanogpt_cli.runs.metrics import MetricsLog
+from nanogpt_cli.training.samples import Samples
 from nanogpt_cli.training.saving import Saver
 from nanogpt_cli.training.speed import StepClock
 from nanogpt_cli.training.state import TrainingState, out_of_patience
@@ -42,6 +43,7 @@ class Training:
     metrics: MetricsLog
     trackers: Trackers
     clock: StepClock
+    samples: Samples | None  # on the rank that writes them
     in_flight: list[InFlight] = field(default_factory=list)
     stopping: bool = False  # a signal is being obeyed
     ended_by: str = ""  # what ends this life of the run before max_iters
@@ -178,6 +180,8 @@ class Training:
         self.view.evaluated(EvalReport(progress.step, val_loss, train_loss, best))
         if best and not self.save(must=self.at_end, best=True):
             progress.best_loss, progress.best_step = before  # the next evaluation may still become the best on disk
+        if self.samples is not None:
+            self.samples.write(progress.step)
 
     def save(self, *, must: bool, best: bool = False) -> bool:
         """`Saver.save`, once every update has been looked at."""

@@ -197,6 +197,9 @@ def plan_run(
     chosen = {"device": str(compute.device), "dtype": compute.dtype_name, "compile": ON_OFF[compute.compile]}
     for key, value in chosen.items():
         derived.note(key, value, compute.reasons[key])
+    derived.note("flops_per_token", flops_per_token(config.model), "6N + 12LHQT")
+    if data_set.bytes_per_token is not None:
+        derived.note("bytes_per_token", data_set.bytes_per_token, "UTF-8 bytes of the data set's text / its tokens")
     plan = Plan(
         run_path=run_path,
         config=config,

@@ -33,6 +33,7 @@ from nanogpt_cli.training.init_from import initial_weights
 from nanogpt_cli.training.loop import Training
 from nanogpt_cli.training.plan import Plan, memory_advice
 from nanogpt_cli.training.resume import read_state
+from nanogpt_cli.training.samples import Samples
 from nanogpt_cli.training.saving import Saver
 from nanogpt_cli.training.speed import StepClock
 from nanogpt_cli.training.state import TrainingState, build_state
@@ -151,9 +152,10 @@ def _take_over(plan: Plan, run: RunDirectory, new_life: bool) -> None:
     write_toml(run.config, plan.config_toml())
     if new_life:
         write_toml(run.environment, with_resume(run.environment, environment(plan.compute.describe())))
-    metrics = MetricsLog(run.metrics)
-    metrics.keep_through(plan.first_step, evaluated_step)
-    metrics.close()
+    for path in (run.metrics, run.samples):
+        log = MetricsLog(path)
+        log.keep_through(plan.first_step, evaluated_step)
+        log.close()
 
 
 def _finish_last_save(checkpoint: Checkpoint, run: RunDirectory, keep_every: int) -> None:
@@ -214,6 +216,7 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
             view=view,
             metrics=metrics,
             trackers=trackers,
+            samples=_samples(plan, state, run, view, stack) if main else None,
             clock=StepClock(plan.tokens_per_step, flops_per_token(plan.config.model), all_peaks, progress.time_s),
         )
         if main and not sync_folder(run.path):
@@ -223,6 +226,17 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
         if main and mfu is not None and plan.peak and plan.peak[1] != "given":
             note_mfu(plan.compute.device, plan.compute.dtype_name, plan.config.model.n_embd, mfu)
     return Outcome(run, progress.step, progress.best_loss, ended_by=training.ended_by)
+
+
+def _samples(
+    plan: Plan, state: TrainingState, run: RunDirectory, view: View, stack: contextlib.ExitStack
+) -> Samples | None:
+    """None where they are not wanted, the model is in pieces, or nobody could read its ids."""
+    tokenizer = plan.data_set.tokenizer
+    if plan.sharded or tokenizer is None or not plan.config.log.sample:
+        return None
+    log = stack.enter_context(contextlib.closing(MetricsLog(run.samples)))
+    return Samples(state.model, tokenizer, plan.config.train.seed, log, view)
 
 
 def _what_is_shown(plan: Plan, run: RunDirectory, progress: RunProgress) -> Start:

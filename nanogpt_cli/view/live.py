@@ -46,6 +46,7 @@ class LiveView(PlainView):
         self._report: StepReport | None = None
         self._evaluation: EvalReport | None = None
         self._best = ""
+        self._sample = "-"
         self._saved: tuple[int, float] | None = None
         self._doing: str | None = None
 
@@ -75,6 +76,11 @@ class LiveView(PlainView):
         if report.best:
             self._best = f"  best {report.val_loss:.4f} at step {report.step:,}"
         super().evaluated(report)
+        self._draw(now=True)
+
+    def sampled(self, step: int, text: str) -> None:
+        line = next((line for line in text.splitlines() if line.strip()), "")
+        self._sample = f"{escaped(line)}  (step {step:,})"
         self._draw(now=True)
 
     def saved(self, step: int, path: Path, seconds: float) -> None:
@@ -144,7 +150,7 @@ class LiveView(PlainView):
         )
 
     def _rows(self) -> Iterator[tuple[str, RenderableType]]:
-        """Label and value, always eight; no value needs more than 48 columns, so that 60 show everything."""
+        """Label and value, always nine; no value needs more than 48 columns, so that 60 show everything."""
         start, report, evaluation = self._start, self._report, self._evaluation
         step, last = report.step if report else start.first_step, start.max_iters
         yield "step", _beside(ProgressBar(total=last, completed=step), f"{step:,} / {last:,}  {step / last:4.0%}")
@@ -155,6 +161,7 @@ class LiveView(PlainView):
         yield from self._step_rows(report) if report else ((label, "-") for label in ("lr", "speed", "MFU"))
         skipped = f"   {report.skipped} updates skipped" if report and report.skipped else ""
         yield "time", f"{duration(self.pace.elapsed)} elapsed   {duration(self.pace.left(step, last))} left{skipped}"
+        yield "writes", Text(self._sample)
         yield "saved", f"step {self._saved[0]:,}, {duration(self.clock() - self._saved[1])} ago" if self._saved else "-"
 
     def _step_rows(self, report: StepReport) -> Iterator[tuple[str, RenderableType]]:

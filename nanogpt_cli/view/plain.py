@@ -76,6 +76,9 @@ class View:
     def evaluated(self, report: EvalReport) -> None:
         """An evaluation is complete."""
 
+    def sampled(self, step: int, text: str) -> None:
+        """The model wrote a sample after so many updates."""
+
     def saved(self, step: int, path: Path, seconds: float) -> None:
         """A checkpoint is durable; writing it took so long."""
 

@@ -152,3 +152,10 @@ def test_help_without_docstrings() -> None:
     for line in (["--help"], ["train", "--help"], ["runs", "--help"]):
         command = [sys.executable, "-OO", "-m", "nanogpt_cli", *line]
         assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_help_of_a_command_is_found_under_help_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, same in ((["help", "watch"], ["watch", "--help"]), (["help"], ["--help"]), (["-V"], ["--version"])):
+        assert main.run(words) == main.run(same) == 0
+        shown = capsys.readouterr().out
+        assert shown[: len(shown) // 2] == shown[len(shown) // 2 :]

@@ -10,6 +10,7 @@ from nanogpt_cli.cli.main import run as nanogpt
 from nanogpt_cli.runs.directory import create_run
 from nanogpt_cli.runs.lock import lock
 from nanogpt_cli.runs.metrics import MetricsLog
+from tests.view.made import make_run
 
 
 @pytest.fixture
@@ -32,11 +33,11 @@ def test_the_table(four_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr()
     rows = [line.split() for line in shown.out.splitlines()]
     assert rows == [
-        ["run", "state", "step", "best", "val", "loss", "at", "step"],
-        ["broken", "damaged", "10", "/", "n/a", "2.1000", "10"],
-        ["busy", "stopped", "10", "/", "20", "2.1000", "10"],
-        ["done", "finished", "20", "/", "20", "2.0500", "20"],
-        ["halted", "stopped", "10", "/", "20", "2.1000", "10"],
+        ["run", "state", "step", "best", "val", "loss", "at", "step", "data", "set", "tokenizer"],
+        ["broken", "damaged", "10", "/", "n/a", "2.1000", "10", "n/a", "n/a"],
+        ["busy", "stopped", "10", "/", "20", "2.1000", "10", "n/a", "n/a"],
+        ["done", "finished", "20", "/", "20", "2.0500", "20", "n/a", "n/a"],
+        ["halted", "stopped", "10", "/", "20", "2.1000", "10", "n/a", "n/a"],
     ]
     assert shown.err == ""
 
@@ -60,6 +61,9 @@ def test_the_document(four_runs: Path, capsys: pytest.CaptureFixture[str]) -> No
         "max_iters": 20,
         "best_val_loss": 2.05,
         "best_step": 20,
+        "data_set": None,
+        "tokenizer": None,
+        "bits_per_byte": None,
     }
     assert found[0]["max_iters"] is None
 
@@ -86,3 +90,21 @@ def test_nothing_is_changed(four_runs: Path, capsys: pytest.CaptureFixture[str])
     before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in four_runs.rglob("*")}
     assert nanogpt(["runs"]) == 0
     assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in four_runs.rglob("*")} == before
+
+
+def test_runs_of_different_tokenizers_show_bits_per_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(Path("runs/a"))
+    assert nanogpt(["runs"]) == 0
+    assert "bits/byte" not in capsys.readouterr().out
+    make_run(Path("runs/b"), bytes_per_token=4.0, tokenizer={"kind": "gpt2", "size": 50257})
+    assert nanogpt(["runs"]) == 0
+    shown = capsys.readouterr().out
+    assert "bits/byte" in shown
+    assert "gpt2 50257" in shown
+    assert nanogpt(["runs", "--json"]) == 0
+    a, b = json.loads(capsys.readouterr().out)
+    assert a["bits_per_byte"] == pytest.approx(4 * b["bits_per_byte"])
+    assert (a["tokenizer"], b["tokenizer"]) == ("bytes", "gpt2 50257")

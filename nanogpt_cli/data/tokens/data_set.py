@@ -115,9 +115,10 @@ def _open_ours(folder: Path, token_dtype: str | None, tokenizer: str | None, che
         vocab_size, source = _rows(ours)
     check(train)
     check(val)
-    return DataSet(
-        folder, _field(folder / META, meta, "name", str, default=folder.name), train, val, ours, vocab_size, source
-    )
+    name = _field(folder / META, meta, "name", str, default=folder.name)
+    text_bytes = _field(folder / META, meta, "statistics", dict, default={}).get("text_bytes")
+    per_token = text_bytes / (train.count + val.count) if type(text_bytes) is int and text_bytes > 0 else None
+    return DataSet(folder, name, train, val, ours, vocab_size, source, bytes_per_token=per_token)
 
 
 def _read_meta(path: Path) -> dict[str, Any]:

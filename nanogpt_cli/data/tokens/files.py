@@ -137,6 +137,7 @@ class DataSet:
     vocab_size: int  # rows of the token table for a model trained from scratch
     vocab_source: str  # where vocab_size comes from, in words
     notes: list[str] = field(default_factory=list)  # what a reader of the plan should know
+    bytes_per_token: float | None = None  # UTF-8 bytes of its text / tokens of both splits; None if nobody counted
 
     def fingerprint(self) -> dict[str, Any]:
         """What tells this data set from another one, in plain types; the same wherever the folder lies."""
