@@ -47,8 +47,8 @@ def runs(
                 show.number(one.best_val_loss, ".4f"),
                 *([show.number(bit, ".4f")] if differ else []),
                 show.number(one.best_step, ",d"),
-                known.data_set or show.UNKNOWN,
-                known.tokenizer or show.UNKNOWN,
+                known.data_set or "n/a",
+                known.tokenizer or "n/a",
             )
             for one, known, bit in zip(found, facts, bits, strict=True)
         ]

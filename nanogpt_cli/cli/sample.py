@@ -7,10 +7,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
 
 from nanogpt_cli.cli import show
 from nanogpt_cli.cli.options import Checkpoint, Device, Dtype, Json, Model, flag, load, move_to_device
+from nanogpt_cli.cli.prompt import read_prompts
 from nanogpt_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,9 +41,14 @@ def sample(
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
     dtype: Dtype = "auto",
+    interactive: Annotated[
+        bool, typer.Option("--interactive", "-i", help="Continue what is typed, line by line.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write text with a model. Text goes to stdout, everything else to stderr."""
+    if interactive and (json or prompt or prompt_file):
+        raise UserError("-i reads the prompts itself: leave --json, --prompt and --prompt-file out.")
     sampling = _sampling(max_new_tokens, temperature, top_k, top_p, seed)
     stops = tuple(stop or ())
     if "" in stops:
@@ -50,8 +58,18 @@ def sample(
     from nanogpt_cli.machine.memory import explain_out_of_memory
 
     loaded = load(model, checkpoint)
-    encoded = _encode(loaded, prompts)
+    encoded = [] if interactive else _encode(loaded, prompts)
     compute = move_to_device(loaded, device, dtype)
+    if interactive:
+        given = {"temperature": str(temperature), "top-k": top_k, "top-p": top_p, "seed": str(seed)}
+
+        def continue_line(line: str, typed: dict[str, str]) -> None:
+            ((_, ids),) = _encode(loaded, [line])
+            write_samples(loaded, ids, 1, _typed_sampling(typed), stops=stops, dtype=compute.dtype, on_text=show.stream)
+            show.stream("\n")
+
+        read_prompts({**given, "max-new-tokens": str(max_new_tokens)}, _typed_sampling, continue_line)
+        return
     write: Callable[[str], None] = (lambda _: None) if json else show.stream
     found = []
     for number, (text, ids) in enumerate(encoded):
@@ -76,6 +94,17 @@ def _sampling(max_new_tokens: int, temperature: float, top_k: str, top_p: str, s
     k = _number("--top-k", top_k, int, math.inf, "a whole number of at least 1, or none")
     p = _number("--top-p", top_p, float, 1.0, "a number above 0 and at most 1, or none")
     return Sampling(max_new_tokens, temperature, k, p, seed)
+
+
+def _typed_sampling(typed: dict[str, str]) -> "Sampling":
+    """The same from texts, as they are typed after -i."""
+    numbers: dict[str, Any] = {}
+    for name, kind in (("max-new-tokens", int), ("temperature", float), ("seed", int)):
+        try:
+            numbers[name.replace("-", "_")] = kind(typed[name])
+        except ValueError:
+            raise UserError(f"/{name} {typed[name]}: a number is needed.") from None
+    return _sampling(top_k=typed["top-k"], top_p=typed["top-p"], **numbers)
 
 
 def _number(name: str, text: str, kind: type[Number], most: float, needed: str) -> Number | None:
