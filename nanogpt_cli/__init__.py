@@ -1,15 +1,15 @@
 """Train, fine-tune, evaluate and sample small GPTs: nanoGPT's job as an installable program.
 
-From Python: `load`, `train`, `resume`, and the `Model` that load returns (see `nanogpt_cli.api`).
+From Python: `load`, `train`, `resume`, `metrics`, and the `Model` that load returns (see `nanogpt_cli.api`).
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nanogpt_cli.api import Model, load, resume, train
+    from nanogpt_cli.api import Model, load, metrics, resume, train
 
 __version__ = "0.1.0"
-__all__ = ["Model", "__version__", "load", "resume", "train"]
+__all__ = ["Model", "__version__", "load", "metrics", "resume", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,3 +19,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -15,10 +15,12 @@ from nanogpt_cli.inference.evaluate import TextTokens, default_batch_size, evalu
 from nanogpt_cli.inference.sample import prompt_ids, start_of_text, write_samples
 from nanogpt_cli.machine.device import Compute, choose_compute
 from nanogpt_cli.model.generate import Sampling
+from nanogpt_cli.runs.metrics import columns, read_metrics
 from nanogpt_cli.training.request import ResumeRequest, TrainRequest
 from nanogpt_cli.training.start import start
 from nanogpt_cli.view.plain import SilentView, View
 from nanogpt_cli.weights.load import LoadedModel, load_model
+from nanogpt_cli.weights.resolve import find_run
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class Model:
     """Weights with their tokenizer, ready to write and to judge text."""
 
     loaded: LoadedModel
+
+    def __repr__(self) -> str:
+        c = self.loaded.model.config
+        return f"Model({self.loaded.source}: {c.n_layer} layers, {c.n_head} heads, width {c.n_embd})"
 
     @property
     def network(self) -> torch.nn.Module:
@@ -109,6 +115,16 @@ def resume(run: str | Path, *, view: View | None = None, **changes: Any) -> Path
         UserError: nothing to continue, or a change that a run cannot take.
     """
     return start(ResumeRequest(str(run), _arguments(changes)).plan(), view=view or SilentView()).run.path
+
+
+def metrics(run: str | Path) -> dict[str, list[float | None]]:
+    """What a run logged, as columns of one length: `pandas.DataFrame(metrics("runs/x"))`; None where a line has none.
+
+    Raises:
+        UserError: no such run.
+    """
+    lines = list(read_metrics(find_run(str(run)).metrics))
+    return columns(lines, list(dict.fromkeys(key for line in lines for key in line)))
 
 
 def _arguments(given: dict[str, Any]) -> Layer:

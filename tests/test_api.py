@@ -12,6 +12,7 @@ import torch
 
 import nanogpt_cli
 from nanogpt_cli.errors import UserError
+from tests.runner import Runner
 
 
 @pytest.fixture
@@ -133,3 +134,17 @@ def test_processes_are_for_the_command(run: Path) -> None:
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, nanogpt_cli; assert nanogpt_cli.__version__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_what_a_run_logged_comes_as_columns(runs: Runner) -> None:
+    runs.train("a", max_iters=8, eval_interval=4)
+    found = nanogpt_cli.metrics(runs.root / "a")
+    assert found["step"] == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8]
+    assert {len(column) for column in found.values()} == {10}
+    assert found["val_loss"].count(None) == 8
+
+
+def test_what_there_is_can_be_listed_and_a_model_is_named_in_a_line(runs: Runner) -> None:
+    assert set(nanogpt_cli.__all__) <= set(dir(nanogpt_cli))
+    runs.train("a")
+    assert len(repr(nanogpt_cli.load(runs.root / "a"))) < 200
