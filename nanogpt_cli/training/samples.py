@@ -24,7 +24,7 @@ class Samples:
     def __init__(self, model: GPT, tokenizer: Tokenizer, seed: int, log: MetricsLog, view: View) -> None:
         self.model, self.tokenizer, self.log, self.view = model, tokenizer, log, view
         self.sampling = Sampling(TOKENS, seed=seed)
-        self._began, self._spent, self._price = time.perf_counter(), 0.0, 0.0  # seconds: in all, of the last one
+        self._began, self._spent, self._price = time.perf_counter(), 0.0, 0.0  # seconds: in all, of one sample
 
     def write(self, step: int) -> None:
         """One line {step, prompt, text} for the weights as they are after `step` updates, or none if time is short."""
@@ -41,8 +41,9 @@ class Samples:
             if sample.done or time.perf_counter() - began > allowed:
                 break
         sample.finish("length")
-        self._price = time.perf_counter() - began
-        self._spent += self._price
+        spent = time.perf_counter() - began
+        self._spent += spent
+        self._price = spent * TOKENS / sample.tokens  # of a whole one, also where this one was cut
         prompt = "" if start[0] == self.tokenizer.eot else self.tokenizer.decode(start)
         self.log.append({"step": step, "prompt": prompt, "text": sample.text})
         self.view.sampled(step, sample.text)
