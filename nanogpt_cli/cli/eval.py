@@ -66,7 +66,7 @@ def eval(
         if loaded.config is not None and data is None and data_dir is None:  # as the run itself reads it
             token_dtype = token_dtype or loaded.config.data.token_dtype
             tokenizer = tokenizer or loaded.config.data.tokenizer
-        data_set = _open(folder, loaded, token_dtype, tokenizer)
+        data_set = _open(folder, loaded, model, token_dtype, tokenizer)
     advice = f"The result is the same with fewer windows a pass: --batch-size {max(1, batch_size // 4)}"
     with explain_out_of_memory(advice), ProgressBar() as bar:
         if data_set is not None:
@@ -103,7 +103,7 @@ def _data_folder(word: str, loaded: "LoadedModel", data: str | None, data_dir: P
     return Path("data") / ensure_prepared(data)
 
 
-def _open(folder: Path, loaded: "LoadedModel", token_dtype: str | None, tokenizer: str | None) -> "DataSet":
+def _open(folder: Path, loaded: "LoadedModel", word: str, token_dtype: str | None, tokenizer: str | None) -> "DataSet":
     """The data, if its ids mean what the model's do."""
     from nanogpt_cli.data.tokens.data_set import difference, open_data_set
     from nanogpt_cli.weights.load import check_reads
@@ -111,7 +111,7 @@ def _open(folder: Path, loaded: "LoadedModel", token_dtype: str | None, tokenize
     with ProgressBar() as progress:
         found = open_data_set(folder, token_dtype=token_dtype, tokenizer=tokenizer, progress=progress)
     show.notes(found.notes)
-    check_reads(loaded, found)
+    check_reads(loaded, found, word)
     trained = loaded.data or {}
     if "train" in trained and trained.get("folder") == str(found.folder):
         changed = difference(trained, found.fingerprint())

@@ -31,21 +31,20 @@ def prepare(
     name: Annotated[str | None, _option("What to call it [default: after the path].")] = None,
     data_dir: Annotated[Path | None, _option("Folder for the token files [default: data/NAME].")] = None,
     tokenizer: Annotated[
-        str | None, _option("char, bytes, gpt2 or any encoding of tiktoken [default: by the text].")
+        str | None, _option("char, bytes, bpe:SIZE, gpt2..., or a run or data set [default: by the text].")
     ] = None,
-    workers: Annotated[int | None, _option("Processes [default: one a core, at most 16].", min=1)] = None,
+    workers: Annotated[int | None, _option("Threads [default: one a core, at most 16].", min=1)] = None,
     force: Annotated[bool, typer.Option("--force", help="Make it again, replacing what is there.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Only check what is there against its hashes.")] = False,
     json: Json = False,
     shards: Annotated[int | None, _option("Take only the first N files.", NAMED, min=1)] = None,
     source: Annotated[str | None, _option("Folder with a copy of the hub's repository.", NAMED)] = None,
-    text_field: Annotated[
-        str | None, _option("Field of jsonl and parquet that holds the text [default: text].", OWN)
-    ] = None,
+    text_field: Annotated[str | None, _option("Field or column that holds the text [default: text].", OWN)] = None,
     format: Annotated[
-        Literal["txt", "jsonl", "parquet"] | None, _option("Of every file [default: by its name, else txt].", OWN)
+        Literal["txt", "jsonl", "json", "csv", "tsv", "parquet"] | None,
+        _option("Of every file [default: by its name, else txt].", OWN),
     ] = None,
-    encoding: Annotated[str | None, _option("Of txt and jsonl [default: utf-8].", OWN)] = None,
+    encoding: Annotated[str | None, _option("Of all but parquet [default: utf-8].", OWN)] = None,
     replace_bad_bytes: Annotated[
         bool, typer.Option("--replace-bad-bytes", help="Put U+FFFD in their place.", rich_help_panel=OWN)
     ] = False,
@@ -57,16 +56,16 @@ def prepare(
         Literal["position", "documents"] | None,
         _option("Val is the end of the text, or documents chosen by a hash of their text [default: position].", OWN),
     ] = None,
-    val_fraction: Annotated[
-        float | None, _option("Share of val [default: 0.1, at most 10 million tokens].", OWN)
-    ] = None,
+    val: Annotated[str | None, _option("File, folder or pattern that is val, instead of a split.", OWN)] = None,
+    val_fraction: Annotated[float | None, _option("Share of val [default: 0.1, at most 10 MB].", OWN)] = None,
     split_seed: Annotated[int | None, _option("For another choice of documents [default: 0].", OWN)] = None,
 ) -> None:
     r"""Turn text into token files, in data/NAME.
 
     Known data sets: shakespeare_char, shakespeare, tinystories, openwebtext, fineweb, fineweb_edu. These words are
-    names; write ./shakespeare for a file. Files are txt, jsonl and parquet, also with .gz or .zst. The same command
-    again goes on where it was interrupted. JSON: name, folder, tokens by split, statistics, warnings, next and more.
+    names; write ./shakespeare for a file. Files are txt, jsonl, json, csv, tsv and parquet, also with .gz or .zst; line
+    ends become LF. --tokenizer bpe:4096 learns a tokenizer of 4,096 ids from the text; --tokenizer runs/demo takes that
+    of a run. The same command again goes on where it was interrupted.
     """
     from nanogpt_cli.data import catalogue
     from nanogpt_cli.data.text.documents import ReadOptions
@@ -86,16 +85,20 @@ def prepare(
         text_field=text_field, format=format, encoding=encoding, replace_bad_bytes=bad_bytes, separator=separator
     )
     splitting = _given(split=split, val_fraction=val_fraction, split_seed=split_seed)
+    if val is not None and splitting:
+        raise UserError(f"--val names the files of val: leave out {', '.join(map(_flag, splitting))}.")
     fetching = _given(shards=shards, source=source)
     making = _given(name=name, folder=data_dir, tokenizer=tokenizer, workers=workers, force=force)
     with handling(_stop), ProgressBar() as progress:
         if entry is not None:
-            _refuse(reading | splitting, OWN)
+            _refuse(reading | splitting | _given(val=val), OWN)
             done = prepare_named(entry, progress=progress, **fetching, **making)
         else:
             _refuse(fetching, NAMED)
             rule = split_rule(split or "position", val_fraction, split_seed)
-            done = prepare_paths(what, read_options=ReadOptions(**reading), split=rule, progress=progress, **making)
+            done = prepare_paths(
+                what, read_options=ReadOptions(**reading), split=rule, val=val, progress=progress, **making
+            )
     _report(done, entry, data_dir, json)
 
 
@@ -148,6 +151,8 @@ def _report(done: "Prepared", entry: "Entry | None", data_dir: Path | None, as_j
     for warning in meta["warnings"]:
         show.warn(warning)
     empty = f", and {statistics['empty_documents']:,} empty ones left out" if statistics["empty_documents"] else ""
+    if "line_ends" in meta:
+        show.say(f"note: {meta['line_ends']}")
     rows = [
         ("tokens", f"{tokens['train']:,} train + {tokens['val']:,} val", meta["split_rule"]),
         ("tokenizer", f"{meta['tokenizer']['kind']}, {meta['vocab_size']:,} ids", f"{meta['dtype']} token files"),

@@ -1,4 +1,4 @@
-"""Text to token ids and back: characters, bytes, or any encoding of tiktoken.
+"""Text to token ids and back: characters, bytes, any encoding of tiktoken, or one of one's own (`bpe`).
 
 A tokenizer is described by a small TOML table, which travels with a data set and with every run trained on it, so that
 sampling needs no data set. Characters and bytes need neither a network nor tiktoken.
@@ -8,6 +8,7 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from nanogpt_cli.errors import NanogptError, UserError, did_you_mean
 from nanogpt_cli.files import user_cache
+from nanogpt_cli.foreign import LARGE, read_toml
 from nanogpt_cli.progress import QUIET, Progress
 
 if TYPE_CHECKING:
@@ -67,6 +69,11 @@ class Tokenizer(ABC):
             lengths[self.eot] = 0
         return lengths
 
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Equal for two tokenizers exactly if their ids mean the same."""
+        return self.kind, self.size
+
     @abstractmethod
     def to_toml(self) -> dict[str, Any]:
         """The table that `tokenizer_from_toml` reads."""
@@ -88,19 +95,30 @@ class CharTokenizer(Tokenizer):
         self._ids[points] = np.arange(self.size)
 
     def encode(self, text: str) -> TokenIds:
-        """Ids of a text.
+        """Ids of a text, whose line ends are what they became when the alphabet was made.
 
         Raises:
             UserError: characters outside the alphabet; lists them and it.
         """
+        if "\r" in text and "\r" not in self.alphabet:
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
         ids = self._ids[np.minimum(code_points(text), len(self._ids) - 1)]
         if ids.size and ids.min() < 0:
-            unknown = sorted(set(text) - set(self.alphabet))
-            raise UserError(
-                f"This tokenizer does not know: {_show(unknown)}. "
-                f"Its {self.size} characters are: {_show(list(self.alphabet))}."
-            )
+            self.check(set(text))
         return ids.astype(self.dtype)
+
+    def check(self, characters: Iterable[str], where: str = "") -> None:
+        """Refuse characters outside the alphabet: UserError that lists them and it."""
+        unknown = sorted(set(characters) - set(self.alphabet))
+        if unknown:
+            raise UserError(
+                f"{where}This tokenizer does not know: {_show(unknown)}. Its {self.size} characters are: "
+                f"{_show(list(self.alphabet))}. Replace or leave out what it does not know."
+            )
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        return self.kind, self.alphabet
 
     def _table(self) -> list[bytes]:
         return [character.encode() for character in self.alphabet]
@@ -117,7 +135,7 @@ class BytesTokenizer(Tokenizer):
     eot = 256
 
     def encode(self, text: str) -> TokenIds:
-        return np.frombuffer(without_surrogates(text).encode(), np.uint8).astype(self.dtype)
+        return np.frombuffer(utf8(text), np.uint8).astype(self.dtype)
 
     def _table(self) -> list[bytes]:
         return [bytes([i]) for i in range(256)] + [END_OF_TEXT]
@@ -157,14 +175,55 @@ class TiktokenTokenizer(Tokenizer):
         return {"kind": self.kind, "size": self.size, "eot": self.eot}
 
 
-def get_tokenizer(kind: str, progress: Progress = QUIET) -> Tokenizer:
-    """The tokenizer called "bytes", "gpt2" or as any encoding of tiktoken; `progress` hears what is fetched.
+def get_tokenizer(word: str, progress: Progress = QUIET) -> Tokenizer:
+    """The tokenizer called "bytes", "gpt2" or as any encoding of tiktoken, or that of a folder.
+
+    A folder is a run, a data set or one with a tokenizer.json; a bare word is looked up in runs/ and data/ too, where
+    it is no name. `progress` hears what is fetched.
 
     Raises:
-        UserError: there is none of that name ("char" has an alphabet of its own, made from a text).
+        UserError: there is no such thing ("char" and "bpe:SIZE" are made from a text).
         NanogptError: its files are neither cached nor to be had.
     """
-    return BytesTokenizer() if kind == "bytes" else TiktokenTokenizer(kind, progress=progress)
+    if word == "bytes":
+        return BytesTokenizer()
+    return reused_tokenizer(word) or TiktokenTokenizer(word, progress=progress)
+
+
+def reused_tokenizer(word: str) -> Tokenizer | None:
+    """The tokenizer of a run, data set or folder, if the word means one; UserError if it has none."""
+    folder = None if word in ("auto", "char", "bytes") or word.startswith("bpe:") else _folder(word)
+    return None if folder is None else _tokenizer_of(folder)
+
+
+def _folder(word: str) -> Path | None:
+    """The folder that a word means, if it means one."""
+    path = Path(word)
+    if path.is_file():  # a checkpoint, or a tokenizer.json
+        return path.parent
+    if len(path.parts) > 1:
+        return path if path.is_dir() else None
+    found = next((place / path for place in (Path(), Path("runs"), Path("data")) if (place / path).is_dir()), None)
+    if found is None:
+        return None
+    import tiktoken
+
+    return None if word in tiktoken.list_encoding_names() else found
+
+
+def _tokenizer_of(folder: Path) -> Tokenizer:
+    if (folder / "tokenizer.toml").is_file():
+        return tokenizer_from_toml(read_toml(folder / "tokenizer.toml", limit=LARGE))
+    if (folder / "meta.toml").is_file():
+        return tokenizer_from_toml(read_toml(folder / "meta.toml", limit=LARGE).get("tokenizer", {}))
+    if (folder / "tokenizer.json").is_file():
+        from nanogpt_cli.data.bpe import bpe_from_json
+
+        return bpe_from_json(folder / "tokenizer.json")
+    raise UserError(
+        f"--tokenizer {folder}: no tokenizer is there. A run has tokenizer.toml, a data set meta.toml, a model of "
+        "Hugging Face's tokenizer.json."
+    )
 
 
 def tokenizer_from_toml(table: dict[str, Any]) -> Tokenizer:
@@ -179,12 +238,25 @@ def tokenizer_from_toml(table: dict[str, Any]) -> Tokenizer:
         return CharTokenizer(alphabet, frequent if isinstance(frequent, str) and frequent in list(alphabet) else None)
     if kind == "bytes":
         return BytesTokenizer()
+    if kind == "bpe":
+        from nanogpt_cli.data.bpe import bpe_from_toml
+
+        with suppress(ValueError, KeyError):
+            return bpe_from_toml(table)
     size, eot = table.get("size"), table.get("eot")
-    if isinstance(kind, str) and kind != "char" and isinstance(size, int) and isinstance(eot, int):
+    if isinstance(kind, str) and kind not in ("char", "bpe") and isinstance(size, int) and isinstance(eot, int):
         return TiktokenTokenizer(kind, size, eot)
     raise UserError(
-        f"The tokenizer table is damaged: {table!r:.200}. It needs a kind, and an alphabet or size and eot."
+        f"The tokenizer table is damaged: {table!r:.200}. It needs a kind, and an alphabet, tokens or size and eot."
     )
+
+
+def utf8(text: str) -> bytes:
+    """The UTF-8 bytes of a text, and those that `surrogateescape` hid in it."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return without_surrogates(text).encode()
 
 
 def without_surrogates(text: str) -> str:
@@ -214,9 +286,10 @@ def _load_encoding(name: str, progress: Progress) -> "tiktoken.Encoding":
         raise NanogptError(f"The tokenizer {name} needs tiktoken: pip install tiktoken") from error
     known = tiktoken.list_encoding_names()
     if name not in known:
-        names = ["char", "bytes", *known]
+        names = ["char", "bytes", "bpe:SIZE", *known]
         raise UserError(
-            f"--tokenizer {name}: no such tokenizer.{did_you_mean(name, names)} There are: {', '.join(names)}."
+            f"--tokenizer {name}: no such tokenizer.{did_you_mean(name, names)} There are: {', '.join(names)}; "
+            "or the folder of a run, a data set or a tokenizer.json."
         )
     folder = _tiktoken_folder()
     if name == "gpt2":

@@ -22,7 +22,7 @@ def initial_architecture(layered: Layered, data_set: DataSet) -> tuple[ModelSett
     word, ours = layered.config.train.init_from, layered.config.model
     assert word is not None
     loaded = load_model(word)
-    check_reads(loaded, data_set)
+    check_reads(loaded, data_set, word)
     theirs = loaded.model.config
     meant = [name for name in _names() if not yields(layered, name)]
     clashes = [

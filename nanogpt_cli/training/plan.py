@@ -30,6 +30,7 @@ ALONE = RankEnv()
 Peak = tuple[float, str]  # FLOP/s of one device, and how it is known
 
 # below this many FLOPs a compiled model does not earn back the time it takes to compile (about a minute on a GPU)
+MANY_EPOCHS = 1000
 LONG_RUN_FLOPS = 1e16
 HOPELESS = 10  # times the memory that is there: no estimate is that far off, and trying would hang the machine
 
@@ -278,6 +279,12 @@ def _warnings(plan: Plan) -> list[str]:
         found.append(
             f"the warm-up of {s.warmup_iters:,} steps is not over when the run ends at {last:,}: "
             "the learning rate never reaches its peak"
+        )
+    epochs = plan.order.epoch(last * plan.split.rows)
+    if epochs > MANY_EPOCHS:
+        found.append(
+            f"the run reads its text {epochs:,.0f} times and will know it by heart: take more text, a smaller model or "
+            "fewer --max-iters"
         )
     if plan.resume_point is not None and s.shape != "constant" and last > s.lr_decay_iters:
         found.append(

@@ -14,6 +14,7 @@ from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.schema import Config
 from nanogpt_cli.data.tokenizers import CharTokenizer, TiktokenTokenizer, Tokenizer, tokenizer_from_toml
 from nanogpt_cli.data.tokens.data_set import DataSet
+from nanogpt_cli.data.tokens.files import prepare_line
 from nanogpt_cli.data.tokens.formats import read_meta_pkl
 from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.foreign import LARGE, read_toml
@@ -84,18 +85,18 @@ def load_model(word: str, checkpoint: str = "best", device: str | torch.device =
     return loaded
 
 
-def check_reads(loaded: LoadedModel, data_set: DataSet) -> None:
-    """Refuse data whose ids do not mean to the model what they mean to the data: UserError naming both."""
+def check_reads(loaded: LoadedModel, data_set: DataSet, word: str) -> None:
+    """Refuse data whose ids mean something else than to the model called `word`: UserError naming both."""
     ours, theirs = loaded.tokenizer, data_set.tokenizer
-    if ours is not None and theirs is not None and _meaning(ours) != _meaning(theirs):
-        raise UserError(
-            f"{data_set.folder} holds {theirs.size:,} ids of the tokenizer {theirs.kind}, {loaded.source} reads "
-            f"{ours.size:,} of {ours.kind}: the same ids mean different text. Use data of the model's tokenizer."
-        )
-
-
-def _meaning(tokenizer: Tokenizer) -> tuple[str, str | int]:
-    return tokenizer.kind, tokenizer.alphabet if isinstance(tokenizer, CharTokenizer) else tokenizer.size
+    if ours is None or theirs is None or ours.identity == theirs.identity:
+        return
+    name = f"{data_set.name}-{ours.kind}"
+    line = prepare_line(data_set.folder, tokenizer=word if ours.kind in ("char", "bpe") else ours.kind, name=name)
+    raise UserError(
+        f"{data_set.folder} holds {theirs.size:,} ids of the tokenizer {theirs.kind}, {loaded.source} reads "
+        f"{ours.size:,} of {ours.kind}: the same ids mean different text. Prepare the text with the model's tokenizer, "
+        f"and take --dataset {typed(name)}: {line}"
+    )
 
 
 def _from_run(run: RunDirectory, checkpoint: str) -> LoadedModel:

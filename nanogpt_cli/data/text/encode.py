@@ -1,24 +1,23 @@
-"""A corpus in chunks, and chunks to token ids: any number of worker processes gives the same ids in the same order."""
+"""A corpus in chunks, and chunks to token ids: any number of workers gives the same ids in the same order.
 
+Workers are threads: tokenizers let go of Python's lock while they encode, and nothing has to be copied or started.
+"""
+
+import hashlib
 import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing import get_context, parent_process
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from nanogpt_cli.data.text.documents import Documents, Piece, ReadOptions
+from nanogpt_cli.data.text.documents import Documents, Oddities, Piece, ReadOptions
 from nanogpt_cli.data.text.inputs import Inputs
 from nanogpt_cli.data.text.splits import SplitRule
-from nanogpt_cli.data.tokenizers import TokenIds, Tokenizer, code_points, tokenizer_from_toml
-from nanogpt_cli.errors import NanogptError
+from nanogpt_cli.data.tokenizers import TokenIds, Tokenizer, code_points, utf8
 
 CHUNK = 1 << 19  # characters of a chunk, at least
 CODE_POINTS = 0x110000
@@ -32,6 +31,8 @@ class Cursor(NamedTuple):
     row: int = 0  # documents, empty ones too
     empty: int = 0
     characters: int = 0
+    text_bytes: int = 0  # in UTF-8
+    oddities: tuple[int, ...] = Oddities()  # of whole files
 
     @property
     def documents(self) -> int:
@@ -44,6 +45,7 @@ class Chunk(NamedTuple):
 
     pieces: list[Piece]
     val: list[bool]
+    starts: bool  # whether the first piece starts a document
     after: Cursor
     share: float  # of the input's bytes read so far
 
@@ -59,53 +61,65 @@ class Corpus:
     def chunks(self, cursor: Cursor, cut: int | None = None) -> Iterator[Chunk]:
         """Everything from `cursor` on, a portion at a time. Empty documents are left out and counted.
 
-        With `cut` val begins at that character, whatever the split says.
+        With `cut` val begins at that byte of the text, or at the character that it lies in, whatever the split says.
         """
         labels, sizes = self.inputs.labels, self.inputs.sizes
         before, total = sum(sizes[: cursor.file]), max(1, sum(sizes))
-        held, flags, size = list[Piece](), list[bool](), 0
-        _, skip, row, empty, characters = cursor
+        held, flags, size, fresh = list[Piece](), list[bool](), 0, cursor.piece == 0
+        _, skip, row, empty, characters, text_bytes, oddities = cursor
         for index in range(cursor.file, len(labels)):
             starts, val = True, False  # of the document that the next piece belongs to
             with self.inputs.open(index) as path:
                 documents = Documents(path, self.read_options, labels[index])
                 for number, piece in enumerate(documents):
                     val = self.split.is_val(index, row, piece.text) if starts else val
-                    is_empty, starts = starts and piece.ends and not piece.text, piece.ends
+                    is_empty, first, starts = starts and piece.ends and not piece.text, starts, piece.ends
                     if number < skip:
                         continue
+                    fresh = first if not held else fresh
                     row, empty = row + piece.ends, empty + is_empty
-                    for part in [] if is_empty else _split_at(piece, cut, characters):
+                    for part in [] if is_empty else _split_at(piece, cut, text_bytes):
                         held.append(part)
-                        flags.append(val if cut is None else characters >= cut)
                         size, characters = size + len(part.text), characters + len(part.text)
+                        text_bytes += len(part.text) if part.text.isascii() else len(utf8(part.text))
+                        flags.append(val if cut is None else text_bytes > cut)
                     if size >= CHUNK:
                         share = (before + documents.share * sizes[index]) / total
-                        yield Chunk(held, flags, Cursor(index, number + 1, row, empty, characters), share)
+                        after = Cursor(index, number + 1, row, empty, characters, text_bytes, oddities)
+                        yield Chunk(held, flags, fresh, after, share)
                         held, flags, size = [], [], 0
+            oddities = Oddities(*map(sum, zip(oddities, documents.oddities, strict=True)))
             before, skip = before + sizes[index], 0
-        if held:
-            yield Chunk(held, flags, Cursor(len(labels), 0, row, empty, characters), 1.0)
+        after = Cursor(len(labels), 0, row, empty, characters, text_bytes, oddities)
+        if held or after != cursor:
+            yield Chunk(held, flags, fresh, after, 1.0)
 
-    def scan(self, most_bytes: int | None) -> "Scan | None":
-        """Count characters and documents; None if the text is longer than `most_bytes` in UTF-8."""
-        scan, text_bytes = Scan(), 0
+    def scan(self, alphabet_bytes: int | None) -> "Scan":
+        """Count bytes and documents, and the characters of a text of up to `alphabet_bytes`; None: of any."""
+        scan = Scan()
         for chunk in self.chunks(Cursor()):
-            text = "".join(piece.text for piece in chunk.pieces)
-            scan.counts += np.bincount(code_points(text), minlength=CODE_POINTS)
-            scan.characters, scan.documents = chunk.after.characters, chunk.after.documents
-            text_bytes += len(text.encode())
-            if most_bytes is not None and text_bytes > most_bytes:
-                return None
+            scan.after = chunk.after
+            if alphabet_bytes is None or chunk.after.text_bytes <= alphabet_bytes:
+                text = "".join(piece.text for piece in chunk.pieces)
+                scan.counts += np.bincount(code_points(text), minlength=CODE_POINTS)
         return scan
+
+    def sample(self, cut: int | None, most: int, text_bytes: int) -> Iterator[str]:
+        """Text of train alone, about `most` bytes of `text_bytes`: evenly spaced documents, or pieces of long ones."""
+        seen, taken = 0, 0
+        for chunk in self.chunks(Cursor(), cut):
+            for (text, _), in_val in zip(chunk.pieces, chunk.val, strict=True):
+                if not in_val and taken * text_bytes <= seen * most:
+                    taken += len(utf8(text))
+                    yield text
+                seen += len(utf8(text))
 
 
 @dataclass
 class Scan:
     """What a text consists of."""
 
-    characters: int = 0
-    documents: int = 0
+    after: Cursor = field(default_factory=Cursor)
     counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(CODE_POINTS, np.int64))  # by code point
 
     @property
@@ -119,20 +133,21 @@ class Scan:
         return chr(int(self.counts.argmax()))
 
 
-def _split_at(piece: Piece, cut: int | None, characters: int) -> list[Piece]:
-    """The piece, in two if val begins inside it; `characters` come before it."""
-    place = -1 if cut is None else cut - characters
+def _split_at(piece: Piece, cut: int | None, before: int) -> list[Piece]:
+    """The piece, in two if val begins inside it; `before` bytes come before it."""
+    if cut is None or not before < cut < before + 4 * len(piece.text):  # a character has at most four bytes
+        return [piece]
+    place = len(utf8(piece.text)[: cut - before].decode("utf-8", "ignore"))
     if 0 < place < len(piece.text):
         return [Piece(piece.text[:place], False), Piece(piece.text[place:], piece.ends)]
     return [piece]
 
 
 class EncodedChunk(NamedTuple):
-    """The ids of a chunk as bytes of token files, and the bytes of its text in UTF-8."""
+    """What a chunk adds to the token files, and 8 bytes of a hash of each document that starts in it, by split."""
 
-    train: bytes
-    val: bytes
-    text_bytes: int
+    ids: tuple[bytes, bytes]
+    hashes: tuple[bytes, bytes]
 
 
 class Encoder:
@@ -144,17 +159,18 @@ class Encoder:
         self.eot: TokenIds = np.array([tokenizer.eot] if ending == "eot" else [], tokenizer.dtype)
 
     def __call__(self, chunk: Chunk) -> EncodedChunk:
-        """The ids of a chunk."""
-        train, val, text_bytes = list[TokenIds](), list[TokenIds](), 0
+        parts: tuple[list[TokenIds], list[TokenIds]] = [], []
+        hashes, starts = (bytearray(), bytearray()), chunk.starts
         for (text, ends), in_val in zip(chunk.pieces, chunk.val, strict=True):
-            part = val if in_val else train
-            text_bytes += len(text) if text.isascii() else len(text.encode())
+            if starts:
+                hashes[in_val].extend(hashlib.blake2b(utf8(text), digest_size=8).digest())
+            starts = ends
             if ends and self.newline and not text.endswith("\n"):
                 text += "\n"
-            part.append(self.tokenizer.encode(text))
+            parts[in_val].append(self.tokenizer.encode(text))
             if ends:
-                part.append(self.eot)
-        return EncodedChunk(self._bytes(train), self._bytes(val), text_bytes)
+                parts[in_val].append(self.eot)
+        return EncodedChunk((self._bytes(parts[0]), self._bytes(parts[1])), (bytes(hashes[0]), bytes(hashes[1])))
 
     def _bytes(self, parts: list[TokenIds]) -> bytes:
         little = self.tokenizer.dtype.newbyteorder("<")
@@ -170,51 +186,20 @@ def usual_workers() -> int:
 def encode_chunks(
     chunks: Iterable[Chunk], tokenizer: Tokenizer, ending: str, workers: int
 ) -> Generator[tuple[Chunk, EncodedChunk], None, None]:
-    """Each chunk with its ids, in order; `workers` of 1 stays in this process.
-
-    Raises:
-        NanogptError: a worker was killed.
-    """
+    """Each chunk with its ids, in order; one worker is the caller's own thread."""
+    encode = Encoder(tokenizer, ending)
     if workers == 1:
-        encode = Encoder(tokenizer, ending)
         yield from ((chunk, encode(chunk)) for chunk in chunks)
         return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (tokenizer.to_toml(), ending))
+    pool = ThreadPoolExecutor(workers)
     flight: deque[tuple[Chunk, Future[EncodedChunk]]] = deque()
     try:
         for chunk in chunks:
-            flight.append((chunk, pool.submit(_work, chunk)))
+            flight.append((chunk, pool.submit(encode, chunk)))
             if len(flight) > 2 * workers:  # what bounds the memory
                 first, future = flight.popleft()
                 yield first, future.result()
         for first, future in flight:
             yield first, future.result()
-    except BrokenProcessPool as error:
-        raise NanogptError(
-            "A worker process was killed, perhaps for want of memory. Run it again to go on from here; "
-            "--workers 1 needs the least."
-        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-_encoder: Encoder
-
-
-def _start_worker(tokenizer: dict[str, Any], ending: str) -> None:
-    global _encoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the main process ends the workers
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _encoder = Encoder(tokenizer_from_toml(tokenizer), ending)
-
-
-def _end_with_parent() -> None:
-    """A main process that is killed closes no pool, and its workers would wait for ever."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _work(chunk: Chunk) -> EncodedChunk:
-    return _encoder(chunk)

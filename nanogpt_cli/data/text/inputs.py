@@ -3,17 +3,20 @@
 import hashlib
 import io
 import shutil
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from nanogpt_cli.data import catalogue
 from nanogpt_cli.data.download import PinnedFile, cached, sha256_of
-from nanogpt_cli.data.text.documents import KINDS, file_kind
+from nanogpt_cli.data.text.documents import file_kind
 from nanogpt_cli.errors import UserError, did_you_mean
 from nanogpt_cli.files import open_own, temporary_beside
 from nanogpt_cli.progress import QUIET, Progress
+
+IN_FOLDERS = ("txt", "jsonl", "parquet")  # what a folder is searched for; other kinds are data as often as text
 
 
 class Inputs(Protocol):
@@ -106,21 +109,31 @@ def spooled(stream: BinaryIO, folder: Path) -> Iterator[LocalFiles]:
         yield Spooled([path], ["stdin"])
 
 
-def find_files(words: list[str]) -> list[Path]:
+def find_files(words: list[str], progress: Progress = QUIET) -> list[Path]:
     """The files that paths, folders and patterns name: in the order given, sorted within each, none twice.
 
-    A folder gives every txt, jsonl and parquet file below it, compressed ones too, but nothing hidden.
+    A folder gives every txt, jsonl and parquet file below it, compressed ones too, but nothing hidden; `progress` hears
+    what is left out.
 
     Raises:
         UserError: a word that matches nothing.
     """
     found: dict[Path, Path] = {}
     for word in words:
-        path = Path(word).expanduser()
+        path = Path(word)
+        if word.startswith("~") and not path.exists():
+            with suppress(RuntimeError):  # no such user: then it is a name like any other
+                path = path.expanduser()
         if path.is_dir():
-            below = [file for file in path.rglob("*") if file_kind(file) and file.is_file()]
-            matches = [file for file in below if not any(part.startswith(".") for part in file.relative_to(path).parts)]
-            nothing = f"no file in this folder ends in {', '.join(KINDS)}, or in these and .gz or .zst."
+            below = [file for file in path.rglob("*") if file.is_file()]
+            below = [file for file in below if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+            matches = [file for file in below if file_kind(file) in IN_FOLDERS]
+            others = Counter(file.suffix or file.name for file in below if file_kind(file) not in IN_FOLDERS)
+            named = ", ".join(f"{count:,} {ending}" for ending, count in others.most_common(5))
+            pattern = f"A pattern takes other files: '{path}/**/*{next(iter(others), '.md')}'"
+            nothing = f"no file in this folder is {', '.join(IN_FOLDERS)}, plain or compressed. {pattern}."
+            if others and matches:
+                progress.say(f"{path}: left out: {named}. {pattern}")
         elif path.exists():
             matches, nothing = [path], ""
         else:

@@ -1,6 +1,6 @@
 """Text to token files, in bounded memory, with the same bytes for any number of workers and after any interruption.
 
-    files -> documents -> pieces -> (workers) -> ids -> .prepare/{train,val}.bin -> data/NAME, meta.toml last
+    files -> documents -> pieces -> chunks -> (workers) -> ids -> .prepare/{train,val}.bin -> data/NAME, meta.toml last
 
 While it runs everything lies in the folder `.prepare` of the data set, with a note of how far the input is written.
 The same command again goes on from there; another one starts afresh.
@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nanogpt_cli import foreign
-from nanogpt_cli.data.text.documents import ReadOptions
+from nanogpt_cli.data.bpe import SAMPLE_BYTES, bpe_size, train_bpe
+from nanogpt_cli.data.text.documents import Oddities, ReadOptions
 from nanogpt_cli.data.text.encode import Corpus, Cursor, encode_chunks, usual_workers
 from nanogpt_cli.data.text.inputs import Inputs
 from nanogpt_cli.data.text.splits import SplitRule
@@ -30,12 +31,14 @@ from nanogpt_cli.data.tokenizers import CharTokenizer, Tokenizer, get_tokenizer
 from nanogpt_cli.data.tokens.data_set import open_data_set
 from nanogpt_cli.data.tokens.files import FORMAT, META, WORK, DamagedError
 from nanogpt_cli.errors import UserError, typed
-from nanogpt_cli.files import disk_full_named, make_folder, open_own, refuse_link, sync_folder, user_cache, write_toml
+from nanogpt_cli.files import make_folder, open_own, refuse_link, sync_folder, user_cache, write_toml
 from nanogpt_cli.foreign import LARGE, read_toml
 from nanogpt_cli.progress import QUIET, Progress
 
 SMALL_BYTES, MOST_CHARACTERS = 10_000_000, 10_000  # own text up to this size and alphabet is taken by characters
-PARALLEL_BYTES = 8_000_000  # below this, starting processes takes longer than the work
+PARALLEL_BYTES = 8_000_000  # below this one thread will do
+UNSEEN_SHARE = 0.05  # of val, in tokens that train has not, that is worth a word
+Counts = npt.NDArray[np.int64]
 EOT_RULES = {
     "eot": "id {eot} after every document",
     "newline": "a line break after every document that does not end in one",
@@ -52,15 +55,17 @@ class DataSetSpec:
     inputs: Inputs
     source: dict[str, Any]  # for meta.toml
     arguments: list[str]  # of the command that makes it
-    tokenizer: str  # "auto", "char", "bytes" or an encoding of tiktoken
+    tokenizer: str  # "auto", "char", "bytes", "bpe:SIZE", an encoding of tiktoken, or where `given` comes from
     split: SplitRule
     read_options: ReadOptions = field(default_factory=ReadOptions)
     end_of_text: bool = True  # after every document
     expect: dict[str, int] = field(default_factory=dict)  # tokens by split
+    given: Tokenizer | None = None  # one that is there already
 
     def settings(self) -> str:
         """Names what is done with the text."""
-        how = [FORMAT, self.tokenizer, self.end_of_text, asdict(self.split), asdict(self.read_options)]
+        tokenizer = self.given.to_toml() if self.given else self.tokenizer
+        how = [FORMAT, tokenizer, self.end_of_text, asdict(self.split), asdict(self.read_options)]
         return hashed(how)
 
     def request(self) -> str:
@@ -94,7 +99,7 @@ def make_data_set(
 
     Raises:
         UserError: the text cannot be read or is too short, or the folder holds something else; nothing was changed.
-        NanogptError: the disk is full or a worker was killed; the same call goes on from there.
+        NanogptError: the disk is full; the same call goes on from there.
     """
     started = time.perf_counter()
     if spec.folder.exists() and not spec.folder.is_dir():
@@ -201,9 +206,6 @@ def _request_of(work: Path) -> str | None:
     try:
         if (work / META).is_file():
             meta = read_toml(work / META, limit=LARGE)
-            splits = foreign.field(meta, "splits", dict, work / META)
-            for split in SPLITS:
-                foreign.count(splits.get(split), "bytes", work / META, low=0, high=1 << 60)
             return foreign.field(meta, "request", str, work / META)
         return foreign.field(read_note(work), "request", str, work / STATE) if (work / STATE).is_file() else None
     except UserError:
@@ -214,61 +216,98 @@ def _make(spec: DataSetSpec, work: Path, workers: int | None, progress: Progress
     """Write both token files and return what meta.toml says about them."""
     corpus = Corpus(spec.inputs, spec.read_options, spec.split)
     tokenizer, ending, cut = _choose_tokenizer(spec, corpus, progress)
-    processes = 1 if sum(spec.inputs.sizes) < PARALLEL_BYTES else workers or usual_workers()
+    threads = 1 if sum(spec.inputs.sizes) < PARALLEL_BYTES else workers or usual_workers()
     head = spec.split.tokens if spec.split.rule == "head" else 0
     with Writer(work, spec.request(), tokenizer.dtype.itemsize, head) as writer:
         if spec.inputs.remote:
             writer.save()  # so that a download that fails is kept, and goes on
         if writer.cursor != Cursor():
             progress.say(f"going on after {sum(writer.tokens):,} tokens that are written already")
-        with contextlib.closing(
-            encode_chunks(corpus.chunks(writer.cursor, cut), tokenizer, ending, processes)
-        ) as chunks:
-            for chunk, ids in chunks:
+        chunks = corpus.chunks(writer.cursor, cut)
+        with contextlib.closing(encode_chunks(chunks, tokenizer, ending, threads)) as encoded:
+            for chunk, ids in encoded:
                 writer.add(chunk, ids)
-                done = f"{writer.cursor.documents:,} documents, {writer.text_bytes / 1e6:,.0f} MB"
+                done = f"{writer.cursor.documents:,} documents, {writer.cursor.text_bytes / 1e6:,.0f} MB"
                 progress.at("preparing", chunk.share, 1.0, f"{done}, {sum(writer.tokens):,} tokens")
-        tail = spec.split.cut(writer.tokens[0]) if spec.split.rule == "tail" and cut is None else None
-        counts = writer.tokens if tail is None else (tail, writer.tokens[0] - tail)
-        if not all(counts):
+        if not all(writer.tokens):
+            train, val = writer.tokens
             raise UserError(
-                f"{_few(spec.inputs.labels)}: too little text: {counts[0]:,} tokens for train and {counts[1]:,} "
-                f"for val ({spec.split.words()}). Use more text, or another --val-fraction or --split."
+                f"{_few(spec.inputs.labels)}: too little text: {train:,} tokens for train and {val:,} for val "
+                f"({spec.split.words()}). Use more text, or another --val-fraction or --split."
             )
         writer.save()
-        if tail is not None:
-            writer.cut_tail(tail)
         return _meta(spec, tokenizer, ending, writer)
 
 
 def _choose_tokenizer(spec: DataSetSpec, corpus: Corpus, progress: Progress) -> tuple[Tokenizer, str, int | None]:
-    """The tokenizer, what ends a document, and the character val begins at, where that can be said beforehand."""
-    kind, scan = spec.tokenizer, None
-    if kind in ("auto", "char") or spec.split.rule == "tail":
-        scan = corpus.scan(None if kind == "char" else SMALL_BYTES)
-    if scan is not None and not scan.characters:
-        raise UserError(f"{_few(spec.inputs.labels)}: there is no text in it.")
-    if kind == "auto":
-        kind = "char" if scan is not None and len(scan.alphabet) <= MOST_CHARACTERS else "gpt2"
+    """The tokenizer, what ends a document, and the byte val begins at where a text is cut."""
+    kind, given, scan, cut = spec.tokenizer, spec.given, None, None
+    own_bpe = kind.startswith("bpe") and given is None
+    if kind in ("auto", "char") or own_bpe or isinstance(given, CharTokenizer) or spec.split.rule == "tail":
+        progress.at("looking through the text", 0, 1)
+        limit = None if kind == "char" or isinstance(given, CharTokenizer) else SMALL_BYTES if kind == "auto" else 0
+        scan = corpus.scan(limit)
+        if not scan.after.characters:
+            raise UserError(f"{_few(spec.inputs.labels)}: there is no text in it.")
+        cut = spec.split.cut(scan.after.text_bytes) if spec.split.rule == "tail" else None
+    if kind == "auto" and scan is not None:
+        short = scan.after.text_bytes <= SMALL_BYTES and len(scan.alphabet) <= MOST_CHARACTERS
+        kind = "char" if short else "gpt2"
         limits = f"10 MB of text and {MOST_CHARACTERS:,} different characters"
-        progress.say(f"tokenizer: {kind} ({'at most' if kind == 'char' else 'more than'} {limits})")
-    cut = spec.split.cut(scan.characters) if scan is not None and spec.split.rule == "tail" else None
-    if kind != "char" or scan is None:
-        return get_tokenizer(kind, progress), "eot" if spec.end_of_text else "none", cut
-    ending = "newline" if scan.documents > 1 else "none"
-    alphabet = scan.alphabet + ["\n"] * (ending == "newline")
-    return CharTokenizer(alphabet, scan.most_frequent), ending, cut
+        progress.say(f"tokenizer: {kind} ({'at most' if short else 'more than'} {limits})")
+    newlines = scan is not None and scan.after.documents > 1
+    if isinstance(given, CharTokenizer) and scan is not None:
+        given.check(scan.alphabet, f"{_few(spec.inputs.labels)}: ")
+        return given, "newline" if newlines and "\n" in given.alphabet else "none", cut
+    if kind == "char" and scan is not None:
+        return (
+            CharTokenizer(scan.alphabet + ["\n"] * newlines, scan.most_frequent),
+            "newline" if newlines else "none",
+            cut,
+        )
+    ending = "eot" if spec.end_of_text else "none"
+    if not own_bpe or scan is None:
+        return given or get_tokenizer(kind, progress), ending, cut
+    return _trained(bpe_size(kind), corpus, cut, scan.after.text_bytes, progress), ending, cut
+
+
+def _trained(size: int, corpus: Corpus, cut: int | None, text_bytes: int, progress: Progress) -> Tokenizer:
+    """A BPE learnt from the train split."""
+    progress.at("learning merges", 0, 1)
+    tokenizer = train_bpe(corpus.sample(cut, SAMPLE_BYTES, text_bytes), size)
+    of = f"about {SAMPLE_BYTES / 1e6:.0f} MB of train, evenly spaced" if text_bytes > SAMPLE_BYTES else "all of train"
+    fewer = "" if tokenizer.size == size else f": this text has no more pairs to merge for the {size:,} asked for"
+    progress.say(f"tokenizer: {tokenizer.size:,} ids, learnt from {of}{fewer}")
+    return tokenizer
 
 
 def _meta(spec: DataSetSpec, tokenizer: Tokenizer, ending: str, writer: Writer) -> dict[str, Any]:
-    counts = dict(zip(SPLITS, writer.tokens, strict=True))
+    counts, cursor = dict(zip(SPLITS, writer.tokens, strict=True)), writer.cursor
+    dtype, labels = tokenizer.dtype.newbyteorder("<"), spec.inputs.labels
+    tables, seen = {}, {}
+    for split, path in zip(SPLITS, writer.paths, strict=False):
+        tables[split], seen[split] = _split_table(path, counts[split], dtype, tokenizer.size)
+    duplicates, oddities = writer.duplicates(), Oddities(*cursor.oddities)
+    unseen = int(seen["val"][seen["train"] == 0].sum()) / counts["val"]
     warnings = [
         f"{split} has {counts[split]:,} tokens, {expected:,} were expected"
         for split, expected in spec.expect.items()
         if counts[split] != expected
     ]
-    dtype, labels = tokenizer.dtype.newbyteorder("<"), spec.inputs.labels
-    splits = {split: _split_table(path, counts[split], dtype) for split, path in zip(SPLITS, writer.paths, strict=True)}
+    if unseen >= UNSEEN_SHARE:
+        warnings.append(
+            f"{unseen:.0%} of val are tokens that never stand in train: is the end of the text of another kind?"
+        )
+    if duplicates:
+        warnings.append(f"{duplicates:,} documents of val stand in train too: the validation loss will flatter")
+    if oddities.nuls:
+        warnings.append(f"the text holds {oddities.nuls:,} NUL characters: is all of it text?")
+    if oddities.written_ends and tokenizer.eot is not None:
+        warnings.append(
+            f"<|endoftext|> is written out {oddities.written_ends:,} times and taken as plain text; where it parts "
+            "documents of a txt file add --separator '<|endoftext|>'"
+        )
+    notes = {"line_ends": f"{oddities.line_ends:,} CRLF or CR became LF"} if oddities.line_ends else {}
     return {
         "format": FORMAT,
         "name": spec.name,
@@ -278,16 +317,17 @@ def _meta(spec: DataSetSpec, tokenizer: Tokenizer, ending: str, writer: Writer) 
         "split_rule": spec.split.words(),
         "request": writer.request,
         "settings": spec.settings(),
-        "arguments": spec.arguments,
+        "arguments": _readable(spec.arguments),
         "warnings": warnings,
-        "splits": splits,
+        **notes,
+        "splits": tables,
         "tokenizer": tokenizer.to_toml(),
         "source": {**spec.source, **_content(spec, writer.request), "files": len(labels), "paths": _readable(labels)},
         "statistics": {
-            "documents": writer.cursor.documents,
-            "empty_documents": writer.cursor.empty,
-            "characters": writer.cursor.characters,
-            "text_bytes": writer.text_bytes,
+            "documents": cursor.documents,
+            "empty_documents": cursor.empty,
+            "characters": cursor.characters,
+            "text_bytes": cursor.text_bytes,
         },
     }
 
@@ -310,16 +350,16 @@ def _few(labels: list[str]) -> str:
     return ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
 
 
-def _split_table(path: Path, tokens: int, dtype: np.dtype[Any]) -> dict[str, Any]:
-    """What meta.toml says about a token file, of which the first `tokens` count."""
-    left, digest, highest = tokens * dtype.itemsize, hashlib.sha256(), 0
+def _split_table(path: Path, tokens: int, dtype: np.dtype[Any], size: int) -> tuple[dict[str, Any], Counts]:
+    """What meta.toml says about a token file, and how often each id stands in it."""
+    digest, counts = hashlib.sha256(), np.zeros(size, np.int64)
     with path.open("rb") as file:
-        while left:
-            block = file.read(min(left, 1 << 22))
+        while block := file.read(1 << 22):
             digest.update(block)
-            ids: npt.NDArray[Any] = np.frombuffer(block, dtype)
-            highest, left = max(highest, int(ids.max())), left - len(block)
-    return {"tokens": tokens, "highest_id": highest, "sha256": digest.hexdigest(), "bytes": tokens * dtype.itemsize}
+            counts += np.bincount(np.frombuffer(block, dtype), minlength=size)
+    highest = int(np.flatnonzero(counts)[-1])
+    table = {"tokens": tokens, "highest_id": highest, "sha256": digest.hexdigest(), "bytes": tokens * dtype.itemsize}
+    return table, counts
 
 
 def _install(work: Path, folder: Path) -> dict[str, Any]:
@@ -330,9 +370,6 @@ def _install(work: Path, folder: Path) -> dict[str, Any]:
     for split in SPLITS:
         part = work / f"{split}.bin"
         if part.exists():
-            with disk_full_named(part), open_own(part) as file:
-                file.truncate(meta["splits"][split]["bytes"])
-                os.fsync(file.fileno())
             part.replace(folder / f"{split}.bin")
     sync_folder(folder)
     (work / META).replace(folder / META)
@@ -349,7 +386,7 @@ def _one_at_a_time(folder: Path, progress: Progress) -> Iterator[None]:
     except ImportError:
         yield
         return
-    name = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:32]
+    name = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:32]
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # a home that cannot be written to, or has no locks
             locks = user_cache() / "locks"

@@ -2,16 +2,19 @@
 
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nanogpt_cli.data import catalogue
+from nanogpt_cli.data.bpe import bpe_size
 from nanogpt_cli.data.catalogue import Entry
 from nanogpt_cli.data.text.documents import COMPRESSED, ReadOptions, file_kind
 from nanogpt_cli.data.text.inputs import LocalFiles, PinnedInput, find_files, spooled
 from nanogpt_cli.data.text.make import DataSetSpec, Prepared, make_data_set, read_meta, same_text
 from nanogpt_cli.data.text.repository import EXTRA, HubRepository, LocalRepository, Repository, RepositoryInputs
 from nanogpt_cli.data.text.splits import SplitRule, split_rule
+from nanogpt_cli.data.tokenizers import reused_tokenizer
 from nanogpt_cli.data.tokens.files import META, WORK
 from nanogpt_cli.errors import UserError, did_you_mean, typed
 from nanogpt_cli.progress import QUIET, Progress
@@ -103,6 +106,7 @@ def prepare_paths(
     tokenizer: str | None = None,
     read_options: ReadOptions | None = None,
     split: SplitRule | None = None,
+    val: str | None = None,
     workers: int | None = None,
     force: bool = False,
     progress: Progress = QUIET,
@@ -113,9 +117,11 @@ def prepare_paths(
         words: paths, as on the command line; "-" alone is stdin.
         name: what to call it; default after the one path.
         folder: for the token files; default data/NAME.
-        tokenizer: default characters for up to 10 MB with at most 10,000 different ones, else gpt2.
+        tokenizer: default characters for up to 10 MB with at most 10,000 different ones, else gpt2; "bpe:SIZE" is
+            learnt from the text; a run, a data set or a folder with a tokenizer.json lends its own.
         read_options: how files become documents.
-        split: default the last tenth, at most ten million tokens.
+        split: default the last tenth, at most ten million bytes.
+        val: a file, folder or pattern whose text is val, instead of a split.
         workers: processes; default one a core.
         force: make it again though it is there.
         progress: hears how far the work is.
@@ -130,12 +136,26 @@ def prepare_paths(
         if catalogue.find(word) is not None:
             raise UserError(f"{word} is a known data set, prepared by itself; for a file write ./{word}.")
     read_options, split = read_options or ReadOptions(), split or split_rule("position")
+    if tokenizer == "bytes" and not read_options.replace_bad_bytes:
+        read_options = replace(read_options, raw_bytes=True)
     usual = None if len(words) > 1 else _usual_name(words[0])
     name = _checked(name or default_name(words))
-    arguments = [*words, *_flags(tokenizer=tokenizer, **read_options.changed(), **split.flags())]
+    arguments = [*words, *_flags(tokenizer=tokenizer, val=val, **read_options.changed(), **split.flags())]
     arguments += _flags(data_dir=folder, name=None if name == usual else name)
     folder = folder or ROOT / name
-    files = nullcontext(LocalFiles(find_files(words), progress=progress)) if words != ["-"] else None
+    given = reused_tokenizer(tokenizer or "auto")
+    if given is None and tokenizer is not None and tokenizer.startswith("bpe"):
+        bpe_size(tokenizer)  # a mistake is told before any text is read
+    found = find_files(words, progress) if words != ["-"] else []
+    if val is not None:
+        if not found:
+            raise UserError("--val needs files for train too: stdin is split, or give a file.")
+        others = find_files([val], progress)
+        twice = {path.resolve() for path in found} & {path.resolve() for path in others}
+        if twice:
+            raise UserError(f"--val {val}: {twice.pop().name} cannot be both train and val.")
+        split, found = SplitRule("files", first_val_file=len(found)), [*found, *others]
+    files = nullcontext(LocalFiles(found, progress=progress)) if found else None
     with files or spooled(sys.stdin.buffer, folder) as inputs:
         spec = DataSetSpec(
             name=name,
@@ -144,6 +164,7 @@ def prepare_paths(
             source={},
             arguments=arguments,
             tokenizer=tokenizer or "auto",
+            given=given,
             split=split,
             read_options=read_options,
         )

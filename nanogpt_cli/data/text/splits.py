@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from nanogpt_cli.data.tokenizers import utf8
 from nanogpt_cli.errors import NanogptError, UserError
 
 VAL_FRACTION = 0.1
-VAL_MOST = 10_000_000  # tokens of val unless a fraction is asked for
+VAL_MOST = 10_000_000  # bytes of val unless a fraction is asked for
 
 
 @dataclass(frozen=True)
 class SplitRule:
-    """A rule. "tail" and "head" cut the stream of tokens, the others place whole documents.
+    """A rule. "tail" cuts the text, "head" the stream of tokens, the others place whole documents.
 
-    tail: the last `fraction`, at most `most` tokens; counted in characters where they are known beforehand
+    tail: the last `fraction`, at most `most`, counted in bytes of UTF-8: the same for every tokenizer
     head: the first `tokens`
     documents: those whose keyed hash lies below `fraction`; the same for any order and for more files
     rows: karpathy's for OpenWebText, the first `fraction` of a permutation of `rows` documents
@@ -36,13 +37,13 @@ class SplitRule:
     first_val_file: int = 0
 
     def flags(self) -> dict[str, Any]:
-        """What is typed for it, where it is one of own text."""
+        """What is typed for it, where it is one of own text; the files of `--val` aside."""
         if self.rule == "documents":
             return {"split": "documents", "val_fraction": self.fraction, "split_seed": self.seed or None}
         return {"val_fraction": self.fraction} if self.rule == "tail" and self.most is None else {}
 
     def cut(self, count: int) -> int:
-        """Where "tail" cuts a stream of `count` tokens or characters."""
+        """Where "tail" cuts a text of `count` bytes."""
         val = count - int(count * (1 - self.fraction))
         return count - (val if self.most is None else min(val, self.most))
 
@@ -53,7 +54,7 @@ class SplitRule:
         if self.rule == "rows":
             return row in self._val_rows
         if self.rule == "documents" and not (self.first_file_only and file):
-            digest = hashlib.blake2b(text.encode(), digest_size=8, key=str(self.seed).encode())
+            digest = hashlib.blake2b(utf8(text), digest_size=8, key=str(self.seed).encode())
             return int.from_bytes(digest.digest(), "little") < self.fraction * 2**64
         return False
 
@@ -67,7 +68,7 @@ class SplitRule:
 
     def words(self) -> str:
         """The rule for people, as it stands in meta.toml."""
-        most = f", at most {self.most:,} tokens" if self.most else ""
+        most = f", at most {self.most:,} bytes" if self.most else ""
         where = " of the first file" if self.first_file_only else ""
         share = f"{self.fraction:.4g}"
         return {
@@ -75,7 +76,7 @@ class SplitRule:
             "head": f"val is the first {self.tokens:,} tokens",
             "documents": f"val is {share} of the documents{where}, by a hash of their text, seed {self.seed}",
             "rows": f"val is the first {share} of a permutation of the documents by numpy, seed {self.seed}",
-            "files": "val is the data set's own validation file",
+            "files": "val has files of its own",
         }[self.rule]
 
 

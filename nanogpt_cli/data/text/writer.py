@@ -4,15 +4,17 @@ import contextlib
 import io
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+import numpy as np
+
+from nanogpt_cli.data.text.documents import Oddities
 from nanogpt_cli.data.text.encode import Chunk, Cursor, EncodedChunk
 from nanogpt_cli.errors import NanogptError
-from nanogpt_cli.files import DiskFullError, disk_full_named, open_own, write_bytes
+from nanogpt_cli.files import DiskFullError, OwnFile, disk_full_named, open_own, write_bytes
 from nanogpt_cli.foreign import field, read_json
 
 STATE = "state.json"
@@ -25,27 +27,27 @@ class Writer:
 
     Args:
         work: the folder of the unfinished files.
-        request: names the spec.
+        request: names the work.
         itemsize: bytes a token.
         head: so many of the first tokens go to val.
     """
 
     def __init__(self, work: Path, request: str, itemsize: int, head: int = 0) -> None:
         self.work, self.request, self.itemsize, self.head = work, request, itemsize, head
-        self.cursor, self.bytes, self.text_bytes = Cursor(), [0, 0], 0
-        self.paths = [work / f"{split}.bin" for split in SPLITS]
+        self.cursor, self.bytes = Cursor(), [0, 0, 0, 0]
+        self.paths = [work / f"{split}.{kind}" for kind in ("bin", "hashes") for split in SPLITS]
         if (work / STATE).exists():
             state = read_note(work)
             sizes = [path.stat().st_size if path.exists() else 0 for path in self.paths]
             if all(size >= noted for size, noted in zip(sizes, state["bytes"], strict=True)):
-                self.cursor, self.bytes = Cursor(*state["cursor"]), state["bytes"]
-                *_, self.text_bytes = state["counts"]
+                numbers, oddities = state["cursor"][: -len(Oddities())], state["cursor"][-len(Oddities()) :]
+                self.cursor, self.bytes = Cursor(*numbers)._replace(oddities=tuple(oddities)), state["bytes"]
 
     def __enter__(self) -> "Writer":
         self.saved = time.monotonic()
-        self.files: list[BinaryIO] = []
+        self.files: list[io.BufferedWriter[OwnFile]] = []
         for path, size in zip(self.paths, self.bytes, strict=True):
-            file = io.BufferedRandom(open_own(path))
+            file = io.BufferedWriter(open_own(path))
             self.files.append(file)
             with disk_full_named(path):
                 file.truncate(size)
@@ -63,23 +65,22 @@ class Writer:
 
     def add(self, chunk: Chunk, encoded: EncodedChunk) -> None:
         """Append the ids of the next chunk."""
-        train, val = encoded.train, encoded.val
+        train, val = encoded.ids
         if self.head:
             place = max(0, self.head * self.itemsize - self.bytes[1])
             train, val = train[place:], train[:place]
         with _full_disk_told(self.work):
-            for which, data in enumerate((train, val)):
+            for which, data in enumerate((train, val, *encoded.hashes)):
                 self.files[which].write(data)
                 self.bytes[which] += len(data)
         self.cursor = chunk.after
-        self.text_bytes += encoded.text_bytes
         if time.monotonic() - self.saved > SAVE_SECONDS:
             self.save()
 
     def save(self) -> None:
         """Make what is written durable, then note it."""
-        counts = [self.cursor.documents, self.cursor.characters, self.text_bytes]
-        note = {"request": self.request, "cursor": self.cursor, "bytes": self.bytes, "counts": counts}
+        cursor = [*self.cursor[:-1], *self.cursor.oddities]
+        note = {"request": self.request, "cursor": cursor, "bytes": self.bytes}
         with _full_disk_told(self.work):
             for file in self.files:
                 file.flush()
@@ -87,23 +88,17 @@ class Writer:
             write_bytes(self.work / STATE, json.dumps(note).encode())
         self.saved = time.monotonic()
 
-    def cut_tail(self, count: int) -> None:
-        """Give val the tokens from number `count` on. The train file keeps them too, as the note says, for now."""
-        train, val = self.files
-        train.seek(count * self.itemsize)
-        val.seek(0)
-        with _full_disk_told(self.work):
-            shutil.copyfileobj(train, val, 1 << 20)
-            val.flush()
-            os.fsync(val.fileno())
-        self.bytes = [count * self.itemsize, self.bytes[0] - count * self.itemsize]
+    def duplicates(self) -> int:
+        """Documents of val that stand in train too, going by their beginnings."""
+        train, val = (np.fromfile(path, "<u8") for path in self.paths[2:])
+        return int(np.isin(val, train).sum())
 
 
 def read_note(work: Path) -> dict[str, Any]:
     """What is noted of unfinished files; UserError if it is damaged."""
     note = read_json(work / STATE)
     field(note, "request", str, work / STATE)
-    for key, length in (("cursor", len(Cursor._fields)), ("bytes", len(SPLITS)), ("counts", 3)):
+    for key, length in (("cursor", len(Cursor._fields) - 1 + len(Oddities())), ("bytes", 2 * len(SPLITS))):
         field(note, key, list, work / STATE, lambda held, length=length: _are_counts(held, length))  # type: ignore[misc]
     return note
 

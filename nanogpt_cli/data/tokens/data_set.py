@@ -244,6 +244,10 @@ def _no_data_set(folder: Path) -> UserError:
             f"{folder} is a file, and token files lie in a folder. For a text type --dataset {typed(folder)}"
         )
     what = "has no train.bin" if folder.is_dir() else "does not exist"
+    if any(folder.glob("*.npy")):
+        what += ", but arrays of numpy; their ids as train.bin: np.load(FILE).astype('<u2').tofile('train.bin')"
+    elif any(folder.glob("*.idx")):
+        what += ", but an index of Megatron, whose files are not read: prepare the text that they were made of"
     return UserError(
         f"There is no data set in {folder}: it {what}. If it is elsewhere add --data-dir DIR. To prepare one: {command}"
     )

@@ -187,14 +187,22 @@ class DamagedError(UserError):
         self.fault = fault
 
 
-def prepare_line(folder: Path) -> str:
-    """The command that makes the data set of a folder: as it was made, where its meta.toml can be read."""
+def prepare_line(folder: Path, **instead: str) -> str:
+    """The command that makes the data set of a folder: as it was made, where its meta.toml can be read.
+
+    `instead` replaces flags, for a data set that differs in them.
+    """
     from nanogpt_cli.data.catalogue import find  # only for messages
 
+    name = folder.name
     try:
-        words = tomllib.loads((folder / META).read_text(encoding="utf-8"))["arguments"]
-        return " ".join(["nanogpt prepare", *map(typed, words)])
+        words = list(map(str, tomllib.loads((folder / META).read_text(encoding="utf-8"))["arguments"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # none, of an earlier version, or damaged
-        name = folder.name
-        line = f"nanogpt prepare {name}" if find(name) else f"nanogpt prepare PATH --name {typed(name)}"
-        return f"{line} --force" if (folder / META).exists() else line
+        words = [name] if find(name) else ["PATH", "--name", name]
+        words += ["--force"] * ((folder / META).exists() and not instead)
+    for flag, value in instead.items():
+        if f"--{flag}" in words:
+            place = words.index(f"--{flag}")
+            del words[place : place + 2]
+        words += [f"--{flag}", value]
+    return " ".join(["nanogpt prepare", *map(typed, words)])

@@ -15,6 +15,7 @@ from nanogpt_cli.errors import UserError
 SHARD_HEADER = 1024  # bytes: 256 int32, of which magic, version and token count are used (llm.c, data_common.py)
 SHARD_KINDS = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # GPT-2 and Llama 3 ids
 LLMC_EVAL_MAGIC = 20240522
+LFS_POINTER = b"version https://git-lfs.github.com"
 LARGEST_PICKLE = 16 << 20  # bytes
 
 
@@ -63,6 +64,8 @@ def _open_file(path: Path, dtype: str) -> tuple[TokenFile, str, bool]:
         head = stream.read(SHARD_HEADER)
     numbers = np.frombuffer(head, "<i4").tolist() if len(head) == SHARD_HEADER else [0, 0, 0]
     magic, version, count = numbers[:3]
+    if head.startswith(LFS_POINTER):
+        raise UserError(f"{path} is a Git LFS pointer, not the file itself. Fetch it: git lfs pull")
     if magic == LLMC_EVAL_MAGIC:
         raise UserError(f"{path} holds multiple-choice questions (llm.c's evaluation format), not a stream of tokens.")
     kind = SHARD_KINDS.get((magic, version))
