@@ -65,7 +65,8 @@ def token_losses(
         before_pass: hears ids (batch_size, length + 1) and their offsets; may raise.
     """
     passes = -(-len(offsets) // (batch_size * processes.world_size))
-    batch_size = -(-len(offsets) // (passes * processes.world_size))  # as few repeated ones as can be
+    if not compute.compile:  # which would compile again for another shape
+        batch_size = -(-len(offsets) // (passes * processes.world_size))  # as few repeated ones as can be
     shape = (passes, processes.world_size, batch_size)
     padded = np.resize(offsets, shape)[:, processes.rank]
     counts = (np.arange(math.prod(shape)).reshape(shape) < len(offsets))[:, processes.rank].sum(axis=1)

@@ -254,29 +254,3 @@ def inference(model: torch.nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
-
-
-def compile_model(model: torch.nn.Module, compute: Compute, rows: int, block_size: int) -> str:
-    """Compile `model` in place, so that parameter names stay clean, and take one forward and backward pass.
-
-    Inside a DDP wrapper the module is compiled, and called through the wrapper, which splits the graph where gradients
-    can already be sent; every rank must call this.
-
-    Returns what went wrong, in words, with the model back in eager mode; an empty text if nothing did. Compilation
-    happens in the first call, so this is where a missing tool shows.
-    """
-    ids = torch.zeros(rows, block_size, dtype=torch.long, device=compute.device)
-    bare = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
-    bare.compile()
-    try:
-        with compute.autocast():
-            loss = model(ids, ids)
-        loss.backward()
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:  # what dynamo and inductor raise
-        bare._compiled_call_impl = None
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-    finally:
-        model.zero_grad(set_to_none=True)
-    return ""

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
+from torch.distributed.fsdp import FSDPModule
 
 from nanogpt_cli.config.schema import SystemSettings
 from nanogpt_cli.errors import NanogptError, UserError
@@ -63,10 +64,8 @@ class Processes:
     def gather(self, tensor: Tensor) -> Tensor:
         """Equally shaped tensors of all ranks, one above the other: (ranks, *shape)."""
         found = torch.empty(self.world_size, *tensor.shape, dtype=tensor.dtype, device=tensor.device)
-        # as bytes, since gloo does not know every format
-        dist.all_gather_into_tensor(
-            found.view(torch.uint8).flatten(0, 1), tensor.contiguous().view(torch.uint8), group=self.group
-        )
+        parts = list(found.view(torch.uint8).unbind())  # as bytes, since gloo does not know every format
+        dist.all_gather(parts, tensor.contiguous().view(torch.uint8), group=self.group)
         return found
 
     def from_main(self, value: T) -> T:
@@ -122,8 +121,12 @@ ALONE = Processes()
 def gradient_sync(model: nn.Module, *, last: bool) -> Iterator[None]:
     """Around forward and backward of a micro-step: only the last one of a step averages gradients over the ranks.
 
+    The gradients of a sharded model are whole until then: 4 bytes a parameter against a reduction in each micro-step.
+
     DDP looks at the switch in the forward pass too, so both must be inside.
     """
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
     if last or not isinstance(model, nn.parallel.DistributedDataParallel):
         yield
     else:

@@ -31,8 +31,6 @@ def shard(model: GPT, processes: Processes, compute: Compute) -> None:
     mixed = compute.dtype != torch.float32
     policy = MixedPrecisionPolicy(compute.dtype, torch.float32) if mixed else MixedPrecisionPolicy()
     for block in model.h:
-        if compute.compile:
-            block.compile()  # before the hooks that gather: they are not to be traced
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     model.to_empty(device=compute.device)

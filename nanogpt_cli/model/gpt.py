@@ -216,6 +216,17 @@ class GPT(nn.Module):
                 std = 0.02 / math.sqrt(2 * self.config.n_layer) if into_stream else 0.02
                 p.copy_(torch.empty(p.shape, device="cpu").normal_(0.0, std, generator=generator))
 
+    def embed(self, idx: Tensor, positions: Tensor) -> tuple[Tensor, Rope | None]:
+        """Token ids (B, T) at `positions` (T,) -> what enters the first block (B, T, C), and the rotation if any."""
+        x, rope = self.wte(idx), None  # (B, T, C)
+        if self.wpe is not None:
+            x = x + self.wpe(positions)
+        else:
+            rope = rope_table(positions, self.config.head_width, self.config.rope_theta)
+        if self.ln_e is not None:
+            x = self.ln_e(x)
+        return dropout(x, self.config.dropout if self.training else 0.0), rope
+
     def hidden_states(
         self, idx: Tensor, cache: Sequence[KVCache] | None = None, positions: Tensor | None = None
     ) -> Tensor:
@@ -225,15 +236,7 @@ class GPT(nn.Module):
             raise ValueError(f"{T} positions do not fit block_size {self.config.block_size}")
         if positions is None:
             positions = torch.arange(T, device=idx.device)
-        x = self.wte(idx)  # (B, T, C)
-        rope = None
-        if self.wpe is not None:
-            x = x + self.wpe(positions)
-        else:
-            rope = rope_table(positions, self.config.head_width, self.config.rope_theta)
-        if self.ln_e is not None:
-            x = self.ln_e(x)
-        x = dropout(x, self.config.dropout if self.training else 0.0)
+        x, rope = self.embed(idx, positions)
         for i, block in enumerate(self.h):
             x = block(x, rope, cache[i] if cache is not None else None)
         out: Tensor = self.ln_f(x)
@@ -253,7 +256,9 @@ class GPT(nn.Module):
         Rows of V that no token uses take part. Raises ValueError if T exceeds block_size.
         """
         x = self.hidden_states(idx)
-        if targets is None:
-            return self.logits(x)
+        return self.logits(x) if targets is None else self.loss(x, targets, reduction)
+
+    def loss(self, x: Tensor, targets: Tensor, reduction: Literal["mean", "none"]) -> Tensor:
+        """Hidden states (B, T, C) and targets (B, T) -> the loss, as `forward` gives it."""
         head = self.wte.weight if self.lm_head is None else self.lm_head.weight
         return next_token_loss(x, head, targets, self.config.logit_softcap, reduction)

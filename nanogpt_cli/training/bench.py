@@ -20,6 +20,8 @@ from nanogpt_cli.config.schema import Config
 from nanogpt_cli.data.tokens.batches import Batches
 from nanogpt_cli.data.tokens.data_set import DataSet
 from nanogpt_cli.data.tokens.rows import RowOrder
+from nanogpt_cli.errors import NanogptError
+from nanogpt_cli.machine.compiling import compile_model
 from nanogpt_cli.machine.device import Compute, memory_gib, synchronize
 from nanogpt_cli.machine.distributed import ALONE
 from nanogpt_cli.machine.memory import free_memory
@@ -67,8 +69,8 @@ class Bench:
         with torch.no_grad():
             for parameter in state.model.parameters():
                 nn.init.normal_(parameter, std=0.02)
-        if compute.compile:
-            state.model.compile()
+        if compute.compile and (problem := compile_model(state.model, compute, batch_size, config.model.block_size)):
+            raise NanogptError(f"torch.compile failed here: {problem}. Use --compile off.")
         state.optimizer.set_rates(0.0)  # speed does not depend on the rate, and nothing can blow up
         self.state = state
         self.train_step = TrainStep(state, state.model, Split(batch_size, 1, 1), compute, ALONE)

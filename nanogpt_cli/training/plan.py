@@ -104,7 +104,9 @@ class Plan:
         """Bytes that one process is expected to need, by part; an estimate."""
         found = memory_needed(self.config, self.compute, self.split.micro_batch)
         if self.sharded:
-            found |= {part: found[part] // self.split.world_size for part in ("weights", "gradients", "moments")}
+            # between micro-steps a rank has the gradients of all weights
+            shared = ("weights", "moments") + ("gradients",) * (self.split.micro_steps == 1)
+            found |= {part: found[part] // self.split.world_size for part in shared}
         return found
 
     def config_toml(self) -> dict[str, Any]:

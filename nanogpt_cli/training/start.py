@@ -10,7 +10,7 @@ import torch
 from nanogpt_cli.data.tokens.batches import Batches
 from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.files import free_bytes, remove_leftovers, sync_folder, write_toml
-from nanogpt_cli.machine.device import compile_model
+from nanogpt_cli.machine.compiling import compile_model
 from nanogpt_cli.machine.distributed import ALONE, Processes
 from nanogpt_cli.machine.memory import explain_out_of_memory
 from nanogpt_cli.machine.remembered import note_mfu
@@ -185,7 +185,7 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
         }
         state = _first_state(plan, run, processes, lasting)
         model = state.model if plan.sharded else processes.wrap(state.model, plan.compute)
-        if plan.compute.compile and not plan.sharded:
+        if plan.compute.compile:
             _compile(plan, model, view)
         progress, main = state.progress, processes.main
         metrics = MetricsLog(run.metrics)  # rank 0 alone writes to it

@@ -3,6 +3,7 @@
 Each run is started on that many processes (gloo on a CPU, NCCL with the other device string).
 """
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -100,12 +101,7 @@ def in_mode(mode: str, settings: dict[str, Any], run: Path) -> None:
 
 
 def traced(settings: dict[str, Any] | None, run: Path, changes: dict[str, Any]) -> Any:
-    compile_module = torch.nn.Module.compile
-
-    def quickly(self: torch.nn.Module) -> None:
-        compile_module(self, backend="eager")
-
-    torch.nn.Module.compile = quickly  # type: ignore[assignment]
+    torch.compile = functools.partial(torch.compile, backend="eager")
     given = {"parallel": "ddp", "compile": "off", "activation_checkpointing": False, **changes}
     if settings is not None:
         return train(given, run)
