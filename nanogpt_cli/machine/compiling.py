@@ -41,7 +41,7 @@ def compile_model(model: nn.Module, compute: Compute, rows: int, block_size: int
             delattr(module, name)
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     finally:
-        model.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=model is bare)  # in place where they lie in DDP's buckets
     return ""
 
 

@@ -108,11 +108,14 @@ def choose_compute(
 
 def _choose_device(asked: str, local_rank: int) -> tuple[torch.device, str]:
     if asked == "auto":
+        lack = ""
         if torch.cuda.is_available():
-            return torch.device("cuda", local_rank), "a CUDA device is present"
+            lack = _lacks_kernels(torch.device("cuda", local_rank))
+            if not lack:
+                return torch.device("cuda", local_rank), "a CUDA device is present"
         if torch.backends.mps.is_available():
             return torch.device("mps"), "Apple's GPU is present"
-        return torch.device("cpu"), "no CUDA device and no Apple GPU here"
+        return torch.device("cpu"), lack or "no CUDA device and no Apple GPU here"
     device = torch.device(asked)
     if device.type == "cuda":
         return _cuda_device(device, asked, local_rank), "as set"
@@ -134,7 +137,27 @@ def _cuda_device(device: torch.device, asked: str, local_rank: int) -> torch.dev
     index = local_rank if device.index is None else device.index
     if index >= count:
         raise UserError(f"--device {asked}: there are {count} CUDA devices, cuda:0 to cuda:{count - 1}.")
-    return torch.device("cuda", index)
+    device = torch.device("cuda", index)
+    if lack := _lacks_kernels(device):
+        raise UserError(
+            f"--device {asked}: {lack}. Use --device auto or cpu, or install a build of torch for this GPU "
+            "(https://pytorch.org/get-started/previous-versions)."
+        )
+    return device
+
+
+def _lacks_kernels(device: torch.device) -> str:
+    """Why this build of torch cannot run anything on a GPU, in words; empty if it can."""
+    if torch.version.hip is not None:
+        return ""
+    here = torch.cuda.get_device_capability(device)
+    for name in torch.cuda.get_arch_list():  # such as sm_86, sm_90a, compute_120
+        kind, _, number = name.partition("_")
+        built = divmod(int(number.rstrip("af")), 10)
+        # kernels run on later GPUs of the same generation, intermediate code is translated for any later one
+        if built <= here and (kind == "compute" or built[0] == here[0]):
+            return ""
+    return f"torch {torch.__version__} has no kernels for a GPU of CUDA capability {here[0]}.{here[1]}"
 
 
 def _choose_dtype(asked: str, device: torch.device, model: ModelSettings) -> tuple[torch.dtype, str]:

@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 # a process that died is noticed at once; this is for one that hangs, and longer than any save by rank 0 takes
 PATIENCE = timedelta(hours=1)
+STUCK = timedelta(minutes=10)  # for GPUs, which wait for each other's passes only: while rank 0 saves, gloo waits
 PARTING = timedelta(minutes=2)  # rank 0 may still be sending metrics away
 
 
@@ -95,7 +96,7 @@ class Processes:
         if not self.distributed or backend == "gloo":
             return self
         torch.cuda.set_device(compute.device)
-        return replace(self, group=dist.new_group(backend=backend, timeout=PATIENCE))
+        return replace(self, group=dist.new_group(backend=backend, timeout=STUCK))
 
     def wrap(self, model: nn.Module, compute: Compute) -> nn.Module:
         """The module to call in training: gradients are averaged over the ranks."""

@@ -5,7 +5,7 @@ the chunks are touched: the optimizer works on them, and a checkpoint is put tog
 and under the names of the bare module.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -72,7 +72,8 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def load_full_state_dict(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def load_full_tensors(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Copy this rank's part of full weights into the model; of a memory-mapped file no more than that is read."""
-    for name, parameter in model.named_parameters():
-        to_local(parameter).copy_(local_rows(weights[name], parameter))
+    parameters = dict(model.named_parameters())
+    for name, weight in weights:
+        to_local(parameters[name]).copy_(local_rows(weight, parameters[name]))

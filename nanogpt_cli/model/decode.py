@@ -128,9 +128,10 @@ class Decoder:
         if self.device.type != "cuda":
             positions = torch.tensor([self.layers[0].length], device=self.device)
             return self.model.logits(self.model.hidden_states(tokens, self.layers, positions)[:, -1])
-        if self._replay is None:
-            self._replay = self.capture(tokens)
-        return self._replay(tokens)
+        with torch.cuda.device(self.device):  # streams and graphs belong to the current device
+            if self._replay is None:
+                self._replay = self.capture(tokens)
+            return self._replay(tokens)
 
     def capture(self, tokens: Tensor, graph: bool = True) -> Callable[[Tensor], Tensor]:
         """A step whose shapes never change: it writes at a place kept on the device and masks what is not filled yet.

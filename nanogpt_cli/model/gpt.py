@@ -7,7 +7,7 @@ the weights and nothing else.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol
 
 import torch
@@ -32,7 +32,7 @@ class KVCache(Protocol):
 
 
 class Linear(nn.Linear):
-    """nn.Linear without its own initialisation: GPT.init_weights draws every weight once."""
+    """nn.Linear without its own initialisation: GPT.initial_weights draws every weight once."""
 
     def reset_parameters(self) -> None: ...
 
@@ -76,8 +76,8 @@ def rope_table(positions: Tensor, head_width: int, theta: float | None = None) -
 
 
 def apply_rope(x: Tensor, rope: Rope) -> Tensor:
-    """Turn each pair (x[i], x[i + hs/2]) of x (B, nh, T, hs) by its position's angle."""
-    cos, sin = rope[0].to(x.dtype), rope[1].to(x.dtype)
+    """Turn each pair (x[i], x[i + hs/2]) of x (B, T, nh, hs) by its position's angle."""
+    cos, sin = (table.to(x.dtype).unsqueeze(1) for table in rope)  # (T, 1, hs)
     return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
 
 
@@ -98,8 +98,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rope: Rope | None, cache: KVCache | None) -> Tensor:
         """x (B, T, C) -> (B, T, C), before dropout."""
         B, T, _ = x.shape
-        qkv = self.c_attn(x).view(B, T, self.nh + 2 * self.nkv, self.hs).transpose(1, 2)
-        q, k, v = qkv.split((self.nh, self.nkv, self.nkv), dim=1)  # (B, nh, T, hs), (B, nkv, T, hs) twice
+        qkv = self.c_attn(x).view(B, T, self.nh + 2 * self.nkv, self.hs)
+        q, k, v = qkv.split((self.nh, self.nkv, self.nkv), dim=2)  # (B, T, nh, hs), (B, T, nkv, hs) twice
         scale = 1 / math.sqrt(self.hs)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -107,7 +107,8 @@ class Attention(nn.Module):
             eps = self.config.norm_eps or EPS
             q, k, scale = rms_norm(q, eps=eps), rms_norm(k, eps=eps), 1.36 * scale
         if rope is not None:
-            q, k = apply_rope(q, rope), apply_rope(k, rope)
+            q, k = apply_rope(q, rope), apply_rope(k, rope)  # as they lie: Inductor fuses it with the norm before
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, nh, T, hs), (B, nkv, T, hs) twice
         attn_mask = None
         if cache is not None:
             k, v, attn_mask = cache.append(k, v)
@@ -198,23 +199,28 @@ class GPT(nn.Module):
         )
         self.ln_f = norm(config)
         self.lm_head = None if config.tie_weights else Linear(config.n_embd, config.vocab_size, bias=False)
-        self.init_weights(generator)
+        if not self.wte.weight.is_meta:
+            with torch.no_grad():
+                for name, value in self.initial_weights(generator):
+                    self.get_parameter(name).copy_(value)
 
-    @torch.no_grad()
-    def init_weights(self, generator: torch.Generator | None = None) -> None:
-        """GPT-2's: normal 0.02, projections into the residual stream 0.02 / sqrt(2 n_layer), biases 0, gains 1."""
+    def initial_weights(self, generator: torch.Generator | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Name and first value on the CPU of each parameter, drawn as it is asked for.
+
+        GPT-2's: normal 0.02, projections into the residual stream 0.02 / sqrt(2 n_layer), biases 0, gains 1.
+        """
         for name, p in self.named_parameters():
             into_stream = name.endswith("c_proj.weight")
-            if p.is_meta:
-                continue
-            if p.dim() == 1:  # gains of norms are ones already
-                if name.endswith("bias"):
-                    p.zero_()
+            value = torch.empty(p.shape, device="cpu")
+            if p.dim() == 1:
+                value.fill_(0.0 if name.endswith("bias") else 1.0)
             elif self.config.zero_init and (into_stream or name == "lm_head.weight"):
-                p.zero_()
+                value.zero_()
             else:
-                std = 0.02 / math.sqrt(2 * self.config.n_layer) if into_stream else 0.02
-                p.copy_(torch.empty(p.shape, device="cpu").normal_(0.0, std, generator=generator))
+                value.normal_(
+                    0.0, 0.02 / math.sqrt(2 * self.config.n_layer) if into_stream else 0.02, generator=generator
+                )
+            yield name, value
 
     def embed(self, idx: Tensor, positions: Tensor) -> tuple[Tensor, Rope | None]:
         """Token ids (B, T) at `positions` (T,) -> what enters the first block (B, T, C), and the rotation if any."""
@@ -225,6 +231,8 @@ class GPT(nn.Module):
             rope = rope_table(positions, self.config.head_width, self.config.rope_theta)
         if self.ln_e is not None:
             x = self.ln_e(x)
+        if x.is_cuda and torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16:
+            x = x.bfloat16()  # half the bytes of the residual stream, and what FSDP's gathered weights give in any case
         return dropout(x, self.config.dropout if self.training else 0.0), rope
 
     def hidden_states(

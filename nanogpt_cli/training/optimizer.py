@@ -43,6 +43,7 @@ class Optimizer:
             eps=settings.eps,
             fused=True,
         )
+        self.replicated = processes.distributed and not self.sharded
         self.muon = Muon(matrices, self.owners, model.config, settings, processes) if matrices else None
 
     def torch_optimizers(self) -> list[torch.optim.Optimizer]:
@@ -56,7 +57,13 @@ class Optimizer:
                 group["lr"] = group["peak"] * factor
 
     def zero_grad(self) -> None:
-        """Drop all gradients, of the parameters and of the chunks that show them to the optimizers."""
+        """Drop all gradients, of the parameters and of the chunks that show them to the optimizers.
+
+        Those of replicas become zeros where they are, in DDP's buckets: new ones would be held beside the buckets.
+        """
+        if self.replicated:
+            torch._foreach_zero_([p.grad for p in self.owners.values() if p.grad is not None])
+            return
         for parameter in (*self.owners.values(), *self.parameters.values()):
             parameter.grad = None
 

@@ -1,6 +1,7 @@
 """Beginning a planned run: make or take over its directory, build what the loop needs, train, clean up."""
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -221,6 +222,8 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
         )
         if main and not sync_folder(run.path):
             view.warn("this file system syncs no folders: a power cut, not a kill, may take the newest save away")
+        gc.freeze()  # what lives as long as the run is not looked through again and again
+        stack.callback(gc.unfreeze)
         training.train(_what_is_shown(plan, run, progress))
         mfu = training.clock.mean_mfu()
         if main and mfu is not None and plan.peak and plan.peak[1] != "given":

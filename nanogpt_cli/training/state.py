@@ -13,7 +13,7 @@ from nanogpt_cli.errors import NonFiniteError, UserError
 from nanogpt_cli.keyed import Purpose, seed32
 from nanogpt_cli.machine.device import Compute
 from nanogpt_cli.machine.distributed import ALONE, Processes
-from nanogpt_cli.machine.sharding import full_state_dict, load_full_state_dict, shard, to_local
+from nanogpt_cli.machine.sharding import full_state_dict, load_full_tensors, shard, to_local
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.runs.checkpoint import FORMAT, Checkpoint, RunProgress, non_finite, refuse_non_finite
 from nanogpt_cli.training.optimizer import Optimizer
@@ -62,7 +62,7 @@ class TrainingState:
             UserError: the optimizer state does not fit this run, or something is not finite.
         """
         refuse_non_finite(checkpoint["model"], source, "weights")
-        load_full_state_dict(self.model, checkpoint["model"])
+        load_full_tensors(self.model, checkpoint["model"].items())
         try:
             self.optimizer.load_state_by_name(checkpoint["optimizer"], adopt=adopt)
         except (KeyError, IndexError, AttributeError, RuntimeError) as error:
@@ -128,18 +128,15 @@ def build_state(
 
 def _build_model(config: Config, compute: Compute, processes: Processes, weights: Mapping[str, Tensor] | None) -> GPT:
     sharded, recompute = is_sharded(config, processes.world_size), config.system.activation_checkpointing
-    if weights is None:  # on the CPU, so that a seed means the same start on any device and any number of ranks
-        generator = torch.Generator().manual_seed(seed32(config.train.seed, Purpose.INIT))
-        drawn = GPT(config.model, generator=generator, activation_checkpointing=recompute)
-        if not sharded:
-            return drawn.to(compute.device)
-        weights = drawn.state_dict()
-    with torch.device("meta"):  # nothing is drawn for weights that are about to be replaced
+    with torch.device("meta"):
         model = GPT(config.model, activation_checkpointing=recompute)
     if sharded:
         shard(model, processes, compute)
     else:
         model.to_empty(device=compute.device)
-    if weights:
-        load_full_state_dict(model, weights)
+    if weights is None:  # drawn on the CPU, so that a seed means the same start on any device and any number of ranks
+        generator = torch.Generator().manual_seed(seed32(config.train.seed, Purpose.INIT))
+        load_full_tensors(model, model.initial_weights(generator))
+    else:
+        load_full_tensors(model, weights.items())
     return model

@@ -19,11 +19,14 @@ WIDE, NARROW = ModelSettings(n_embd=384, n_head=6), ModelSettings(n_embd=32)
 
 @pytest.fixture
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def pretend(capability: tuple[int, int], count: int = 1) -> None:
+    def pretend(
+        capability: tuple[int, int], count: int = 1, arch_list: tuple[str, ...] = ("sm_70", "sm_80", "sm_90a")
+    ) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Fake GPU")
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: arch_list)
         monkeypatch.setattr(torch.utils._triton, "has_triton", lambda: True)
 
     return pretend
@@ -71,6 +74,34 @@ def test_a_numbered_device_is_its_type_everywhere(fake_cuda: Any) -> None:
     assert (compute.device.type, compute.device.index) == ("cuda", 1)
     with pytest.raises(UserError, match="cuda:0 to cuda:1"):
         choose_compute(SystemSettings(device="cuda:2"), WIDE)
+
+
+DEFAULT_WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch_list", "runs"),
+    [
+        ((7, 0), DEFAULT_WHEEL, False),
+        ((6, 1), DEFAULT_WHEEL, False),
+        ((7, 5), DEFAULT_WHEEL, True),
+        ((8, 9), DEFAULT_WHEEL, True),
+        ((12, 1), DEFAULT_WHEEL, True),
+        ((13, 0), DEFAULT_WHEEL, False),
+        ((13, 0), (*DEFAULT_WHEEL, "compute_120"), True),
+    ],
+)
+def test_a_gpu_that_this_torch_has_no_kernels_for_is_not_chosen(
+    fake_cuda: Any, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], arch_list: tuple[str, ...], runs: bool
+) -> None:
+    fake_cuda(capability, arch_list=arch_list)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    compute = choose_compute(SystemSettings(), NARROW)
+    assert compute.device.type == ("cuda" if runs else "cpu")
+    if not runs:
+        assert f"no kernels for a GPU of CUDA capability {capability[0]}." in compute.reasons["device"]
+        with pytest.raises(UserError, match=r"no kernels.*Use --device auto or cpu, or install"):
+            choose_compute(SystemSettings(device="cuda"), NARROW)
 
 
 def test_compile_pays_on_long_cuda_runs_alone(fake_cuda: Any) -> None:

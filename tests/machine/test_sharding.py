@@ -229,6 +229,32 @@ def test_recomputing_activations_changes_nothing_but_memory(runs: Runner, device
     assert same_weights(runs.root / "kept" / "ckpt.pt", runs.root / "recomputed" / "ckpt.pt")
 
 
+def gradients_held(settings: dict[str, Any], run: Path) -> tuple[int, int]:
+    """How many pieces of memory the gradients lie in after the last update, and how many gradients there are."""
+    from nanogpt_cli.training import step
+
+    held: list[int] = []
+    update = step.TrainStep.update
+
+    def looking(self: step.TrainStep, *args: Any, **kwargs: Any) -> Any:
+        out = update(self, *args, **kwargs)
+        parameters = list(self.state.model.parameters())
+        storages = {p.grad.untyped_storage().data_ptr() for p in parameters if p.grad is not None}
+        held[:] = [len(storages), len(parameters)]
+        return out
+
+    step.TrainStep.update = looking  # type: ignore[method-assign]
+    train(settings, run)
+    return held[0], held[1]
+
+
+def test_replicas_hold_each_gradient_once(settings: Settings, tmp_path: Path, device: str) -> None:
+    """After an update the gradients are zeros in DDP's buckets, where the next update adds to them."""
+    gpus(2, device)
+    for storages, parameters in ranks(2, gradients_held, settings(max_iters=3), tmp_path / "run"):
+        assert 0 < storages < parameters / 2
+
+
 def test_more_ranks_than_rows_of_a_tensor() -> None:
     ranks(3, chunks_fit_together)
 
