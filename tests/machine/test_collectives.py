@@ -42,7 +42,7 @@ step = TrainStep(state, model, Split(1, micro_steps, 8), compute, processes)
 ids = torch.zeros(1, 16, dtype=torch.long)
 for _ in range(2):  # the first update prepares groups
     with Collectives() as seen:
-        step(iter([(ids, ids.clone())] * micro_steps), between=lambda: None)
+        step(iter([(ids, ids.clone())] * micro_steps), between=lambda: None, wishes=())
 print(json.dumps(seen.count))
 """
 
