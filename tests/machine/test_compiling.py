@@ -66,7 +66,7 @@ def test_a_compilation_that_fails_is_named_and_leaves_an_eager_model(monkeypatch
     ids = torch.zeros(2, 8, dtype=torch.long)
     for error in (RuntimeError("no compiler for you\nand much more"), FileNotFoundError("no compiler for you")):
 
-        def call(*args: Any, error: Exception = error) -> None:
+        def call(*args: Any, error: Exception = error, **kwargs: Any) -> None:
             raise error
 
         monkeypatch.setattr(torch, "compile", lambda forward, call=call: call)
