@@ -90,6 +90,6 @@ def open_trackers(config: Config, run: RunDirectory, first_step: int, warn: Call
 
 def _failed(name: str, error: Exception) -> str:
     missing = isinstance(error, ModuleNotFoundError)
-    advice = f" Install it with: pip install 'nanogpt-cli[{name}]'." if missing else ""
+    advice = f" Install it with: pip install {name}." if missing else ""
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return f"{name} is left out: {reason}.{advice} Training goes on; metrics.jsonl has it all."

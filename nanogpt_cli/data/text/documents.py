@@ -307,7 +307,7 @@ def pyarrow_for(label: str) -> Any:
     try:
         import pyarrow
     except ImportError as error:
-        raise NanogptError(f"{label} needs pyarrow: pip install 'nanogpt-cli[hf]'") from error
+        raise NanogptError(f"{label} needs pyarrow: pip install pyarrow") from error
     return pyarrow
 
 

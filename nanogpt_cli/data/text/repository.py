@@ -23,7 +23,7 @@ from nanogpt_cli.progress import QUIET, Progress
 
 PATIENCE = 10.0  # seconds between two words about a download that the work waits for
 INSTEAD = "With a copy of the repository in a folder: --source FOLDER. Nothing was changed."
-EXTRA = "pip install 'nanogpt-cli[hf]'"
+EXTRA = "pip install huggingface_hub pyarrow"
 
 
 @dataclass(frozen=True)

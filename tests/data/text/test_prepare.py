@@ -589,7 +589,7 @@ def test_a_run_does_not_fetch_a_large_one(tmp_path):
         "24.2 GB to download; 9.0 billion tokens in 18 GB",
         "nanogpt prepare openwebtext\n",
         "nanogpt prepare openwebtext --shards 1",
-        "pip install 'nanogpt-cli[hf]'",
+        "pip install huggingface_hub pyarrow",
         "--dataset shakespeare",
     ):
         assert part in message
