@@ -403,7 +403,7 @@ MISTAKES = [
     (["sample", "tiny", "--checkpoint=x"], ["--checkpoint x: best, last, or a file. Files in", "best.pt"]),
     (["sample"], ["Missing argument 'MODEL'. Runs in runs/: tiny."]),
     (["export", "tiny", "data"], ["data exists already, and nothing is overwritten"]),
-    (["export", "tiny", "plain/x"], ["plain/x: cannot be written: ", "Name another folder."]),
+    (["export", "tiny", "plain/x"], ["plain/x: cannot be written: ", "Name another place."]),
     (["plot", "tiny", "--out=x.bmp"], ["--out x.png"]),
     (["plot", "tiny", "--out=no/x.png"], ["there is no folder no"]),
     (["mfu", "tin"], ["tin: neither a preset nor a run. Did you mean tiny?"]),

@@ -10,7 +10,7 @@ import torch
 
 from nanogpt_cli.data.tokens.batches import Batches
 from nanogpt_cli.errors import NanogptError, UserError
-from nanogpt_cli.files import free_bytes, remove_leftovers, sync_folder, write_toml
+from nanogpt_cli.files import free_bytes, own_folder, remove_leftovers, sync_folder, write_toml
 from nanogpt_cli.machine.compiling import compile_model
 from nanogpt_cli.machine.distributed import ALONE, Processes
 from nanogpt_cli.machine.memory import explain_out_of_memory
@@ -152,6 +152,7 @@ def _take_over(plan: Plan, run: RunDirectory, new_life: bool) -> None:
         return
     write_toml(run.config, plan.config_toml())
     if new_life:
+        own_folder(run.logs)  # somebody may have tidied up
         write_toml(run.environment, with_resume(run.environment, environment(plan.compute.describe())))
     for path in (run.metrics, run.samples):
         log = MetricsLog(path)

@@ -132,7 +132,6 @@ USAGE = [
     ([], "Usage: nanogpt COMMAND"),
     (["trian"], "nanogpt trian: no such command. Did you mean train? There are: "),
     (["--verison"], "nanogpt: there is no --verison. Did you mean --version?"),
-    (["help"], "nanogpt help: no such command. Type nanogpt --help."),
     (["generate", "x"], "nanogpt generate: no such command. Type nanogpt sample MODEL."),
     (["train", "my text.txt"], "'my text.txt' is one word too many. A data set or a text file is --dataset 'my text."),
     (["train", "preset", "gpt2"], "nanogpt train: preset is one word too many. A recipe is --preset gpt2"),

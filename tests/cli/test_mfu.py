@@ -64,10 +64,14 @@ def test_words_name_formula_and_peak(run: Path, capsys: pytest.CaptureFixture[st
     assert "run runs/tiny on cpu" in captured.err
 
 
-def test_a_measured_peak_is_called_so(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = document(capsys, "tiny", "--peak-tflops=auto")
-    assert found["peak_source"] == "measured"
-    assert found["peak_tflops"] > 0
+def test_a_measured_peak_is_called_so_and_remembered(
+    run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANOGPT_CACHE", str(tmp_path / "cache"))
+    for _ in range(2):
+        found = document(capsys, "tiny", "--peak-tflops=auto")
+        assert found["peak_source"] in ("measured", "measured earlier")
+        assert found["peak_tflops"] > 0
 
 
 def test_a_preset_needs_no_data_set(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

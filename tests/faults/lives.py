@@ -187,8 +187,9 @@ class Lab:
 
 
 def files(folder: Path) -> list[str]:
-    """All files below a folder."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    """All files below a folder, but for samples, which are written as time allows."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "samples.jsonl"]
+    return sorted(str(path.relative_to(folder)) for path in paths)
 
 
 def strays(folder: Path) -> list[Path]:

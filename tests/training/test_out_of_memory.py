@@ -93,7 +93,7 @@ def test_a_smaller_batch_keeps_the_rows(batch: int, accumulation: int) -> None:
 def test_a_plan_warns_before_memory_is_short(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nanogpt_cli.machine.memory.free_memory", lambda: 1 << 30)
     assert runs.plan("small").warnings == ()
-    (warning,) = runs.plan("large", batch_size=100_000).warnings
+    warning = runs.plan("large", batch_size=100_000).warnings[-1]
     assert "GiB of memory are expected to be needed, 1.0 GiB are there. A smaller --batch-size" in warning
 
 
