@@ -84,8 +84,9 @@ def test_many_tiny_steps(lab: Lab, tmp_path: Path, steps: int) -> None:
     samples = [json.loads(text) for text in watch.target.read_text().splitlines()]
     assert len(samples) == 40
     settled = samples[10:]
-    for kind in ("files", "threads"):
-        assert len({sample[kind] for sample in settled}) == 1, settled
+    assert len({sample["threads"] for sample in settled}) == 1, settled
+    # the log of samples is opened when the first one is written, sooner or later
+    assert max(sample["files"] for sample in settled) <= settled[0]["files"] + 1, settled
     growth = settled[-1]["memory"] - settled[0]["memory"]
     assert growth < 2 * MIB, growth
     # medians of many stretches: what else runs on the machine comes and goes
