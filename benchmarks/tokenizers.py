@@ -2,9 +2,9 @@
 
     python benchmarks/tokenizers.py english.txt chinese.txt ... [--megabytes 0.3 1 10] [--json out.json]
 
-Every tokenizer gets as many updates as fit into the same processor time, which two short runs tell: CPU seconds, so that
-a busy machine changes nothing. Bits per byte are of the best checkpoint, over the whole val split: the last tenth of the
-bytes, the same for every tokenizer. Prints a table.
+Every tokenizer gets as many updates as fit into the same processor time, which two short runs tell: CPU seconds, so
+that a busy machine changes nothing. Bits per byte are of the best checkpoint, over the whole val split: the last tenth
+of the bytes, the same for every tokenizer. Prints a table.
 """
 
 import argparse
