@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 
 from nanogpt_cli.cli.options import DryRun, complete_runs, flag, machines, with_settings
-from nanogpt_cli.config.layers import flag_layer
 
 
 @with_settings(resumed=True)
@@ -26,6 +25,7 @@ def resume(
     optimizer and seed are the run's for life.
     """
     from nanogpt_cli.cli.report import train_and_report
+    from nanogpt_cli.config.layers import flag_layer
 
     where, changes = machines(flags), flag_layer(flags)
     from nanogpt_cli.training.request import ResumeRequest

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nanogpt_cli.errors import UserError
-from nanogpt_cli.machine.rank_env import read_rank_env
 from nanogpt_cli.terminal import COMMANDS, escaped, for_stream, give_up
 
 if TYPE_CHECKING:
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
 
 def main_process() -> bool:
     """Whether this process speaks: of several, only the first does."""
+    from nanogpt_cli.machine.rank_env import read_rank_env
+
     try:
         return read_rank_env().rank == 0
     except UserError:  # variables that make no sense are for commands that use several processes to refuse

@@ -6,8 +6,6 @@ from typing import Annotated, Any
 import typer
 
 from nanogpt_cli.cli.options import DryRun, complete_presets, flag, machines, with_settings
-from nanogpt_cli.config.layers import combine, config_layer, flag_layer
-from nanogpt_cli.config.presets import preset_layer
 
 
 @with_settings()
@@ -29,6 +27,8 @@ def train(
     Settings come from defaults, then --preset, then --config, then flags, whatever their order on the line.
     """
     from nanogpt_cli.cli.report import train_and_report
+    from nanogpt_cli.config.layers import combine, config_layer, flag_layer
+    from nanogpt_cli.config.presets import preset_layer
 
     where = machines(flags)
     layers = (
