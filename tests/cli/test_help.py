@@ -61,8 +61,6 @@ def test_resume_lists_only_what_may_change(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize("known", settings().values(), ids=lambda known: known.name)
 def test_every_setting_is_a_flag_of_train(known: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the real parser: the text arrives at the layer, and nothing else does."""
-    from nanogpt_cli.cli import train
-
     seen: dict[str, Any] = {}
 
     class Enough(Exception):  # noqa: N818
@@ -72,7 +70,7 @@ def test_every_setting_is_a_flag_of_train(known: Any, monkeypatch: pytest.Monkey
         seen.update({name: value for name, value in flags.items() if value is not None})
         raise Enough
 
-    monkeypatch.setattr(train, "flag_layer", stop)
+    monkeypatch.setattr("nanogpt_cli.config.layers.flag_layer", stop)
     line = [known.flag] if known.kind is bool else [f"{known.flag.replace('-', '_').replace('__', '--')}=x"]
     with pytest.raises(Enough):
         main.run(["train", *line])
