@@ -118,7 +118,9 @@ def _check_room(plan: Plan) -> None:
 def _make_run(plan: Plan) -> RunDirectory:
     def fill(run: RunDirectory) -> None:
         if plan.resume_point is not None:  # a fork: its first state is there before its name is
-            save_checkpoint(read_state(plan.resume_point), run.checkpoint)
+            state = read_state(plan.resume_point)
+            save_checkpoint(state, run.checkpoint)
+            _finish_last_save(state, run, keep_every=0)
 
     return create_run(
         plan.run_path,

@@ -12,7 +12,7 @@ import torch
 
 from nanogpt_cli.config.layers import combine, config_layer
 from nanogpt_cli.errors import StoppedError, UserError
-from nanogpt_cli.runs.checkpoint import load_training_state
+from nanogpt_cli.runs.checkpoint import load_checkpoint, load_training_state
 from nanogpt_cli.training.plan import plan_run
 from nanogpt_cli.training.start import start
 from tests.conftest import TEXT, write_data_set
@@ -117,6 +117,14 @@ def test_fork_goes_back_and_leaves_the_old_run_alone(runs: Runner) -> None:
     assert runs.losses("new")[6] == runs.losses("old")[6]
     assert outcome.run.best.is_file()
     assert {p: p.read_bytes() for p in (runs.root / "old").rglob("*") if p.is_file()} == before
+
+
+def test_a_fork_of_the_best_keeps_it_where_nothing_better_follows(runs: Runner) -> None:
+    old = runs.train("old", max_iters=2, eval_interval=2).run
+    spoilt = {"max_iters": 4, "learning_rate": 10, "min_lr": 10, "schedule": "constant"}
+    new = runs.resume("old", checkpoint=old.checkpoint, new="new", **spoilt).run
+    assert load_training_state(new.checkpoint)["progress"]["best_step"] == 2, "the rate was to spoil the weights"
+    assert load_checkpoint(new.best)["step"] == 2
 
 
 def test_fork_needs_a_new_run(runs: Runner) -> None:
