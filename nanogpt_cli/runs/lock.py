@@ -73,6 +73,12 @@ def holder(folder: Path) -> Holder | None:
         return other if _held(file.fileno(), path, exclusive=False) else None
 
 
+def kernel_locks(folder: Path) -> bool:
+    """Whether the kernel keeps the lock of the run in `folder`."""
+    with (folder / LOCK).open("rb") as file:
+        return _kernel_lock(file.fileno(), exclusive=False) is not None
+
+
 def _held(file: int, path: Path, exclusive: bool) -> bool:
     """Whether somebody else holds the lock; where the kernel has such locks and nobody does, it is now ours."""
     held = _kernel_lock(file, exclusive)

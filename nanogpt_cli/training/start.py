@@ -27,7 +27,7 @@ from nanogpt_cli.runs.checkpoint import (
 )
 from nanogpt_cli.runs.directory import RunDirectory, create_run
 from nanogpt_cli.runs.environment import environment, with_resume
-from nanogpt_cli.runs.lock import lock
+from nanogpt_cli.runs.lock import kernel_locks, lock
 from nanogpt_cli.runs.metrics import MetricsLog
 from nanogpt_cli.runs.recovery import best_problem, newest_state
 from nanogpt_cli.training.init_from import initial_weights
@@ -43,6 +43,11 @@ from nanogpt_cli.training.validation import Validation
 from nanogpt_cli.view import make_view
 from nanogpt_cli.view.plain import Start, View
 from nanogpt_cli.view.trackers import Trackers, open_trackers
+
+LACKING = (
+    (sync_folder, "syncs no folders: a power cut, not a kill, may take the newest save away"),
+    (kernel_locks, "has no locks: of two commands typed in the same instant both may write this run"),
+)
 
 
 @dataclass(frozen=True)
@@ -223,8 +228,9 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
             samples=_samples(plan, state, run, view, stack) if main else None,
             clock=StepClock(plan.tokens_per_step, flops_per_token(plan.config.model), all_peaks, progress.time_s),
         )
-        if main and not sync_folder(run.path):
-            view.warn("this file system syncs no folders: a power cut, not a kill, may take the newest save away")
+        lacking = [words for works, words in LACKING if not works(run.path)] if main else []
+        if lacking:
+            view.warn(f"this file system {', and '.join(lacking)}")
         gc.freeze()  # what lives as long as the run is not looked through again and again
         stack.callback(gc.unfreeze)
         training.train(_what_is_shown(plan, run, progress))

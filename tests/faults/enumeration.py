@@ -5,14 +5,18 @@
 Train, resume, prepare (alone and with workers), export and a run of two ranks are first run unbroken, and their
 dealings with files counted. Then, for every number up to that, the command is run with its n-th operation failing (EIO,
 ENOSPC), with the process killed before, in and after it, and with a signal to stop; then a user types the obvious next
-command, and the end is held against the unbroken one, byte for byte. Prints command, fault, times, what came of it; a
-fault that lost something, changed something, or ended in a traceback is told at once, and --only runs it alone.
+command, and the end is held against the unbroken one, byte for byte. So it is for every state of the disk after a power
+cut in these commands (power.py), and, at every tenth operation, while another command runs (pairs.py). Prints command,
+fault, operations, times, what came of it, seconds; a fault that lost something, changed something, or ended in a
+traceback is told at once, and --only runs it alone.
 """
 
 import argparse
 import errno
+import functools
 import hashlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -25,10 +29,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from nanogpt_cli.runs.checkpoint import load_training_state
 from tests.faults.harness import Command, Patch, Result, nanogpt
-from tests.faults.lives import KILLED, Lab, strays
+from tests.faults.lives import KILLED, Lab, clear, strays
+from tests.faults.pairs import PAIRS, Stage
+from tests.faults.power import Disk, Film, State, Step, important
 from tests.faults.taps import At, Fail, Fault, Kill, Record, Signal
 
 SMALL = {"max_iters": 4, "eval_interval": 2, "eval_iters": 1, "save_interval": 2, "log_interval": 2, "keep_every": 4}
@@ -80,8 +86,7 @@ class Scene:
 
     def begin(self) -> None:
         """Make the state in which the command is typed."""
-        for path in [*(self.lab.folder / name for name in self.made), *strays(self.lab.folder)]:
-            shutil.rmtree(path, ignore_errors=True)
+        clear(self.lab.folder, self.made)
 
     def run(self, *patches: Patch) -> Result:
         """The command."""
@@ -95,6 +100,14 @@ class Scene:
         end = self.lab.go_on("cut")
         assert end.code == 0, end
         self.lab.check_end("cut", self.excused)
+
+    def look(self, said: str, over: bool) -> None:
+        """After a power cut: what was told to be saved is there, all of it once the command was `over`."""
+        self.lab.check_alive("cut")
+        saved = max([int(step) for step in re.findall(r"saved step (\d+)", said)], default=0)
+        assert saved == self.lab.settings["max_iters"] or not over
+        path = self.lab.folder / "runs" / "cut" / "ckpt.pt"
+        assert saved == 0 or load_training_state(path)["step"] >= saved
 
     def outside(self) -> dict[str, str]:
         """What others have in the working folder."""
@@ -139,6 +152,9 @@ class Prepare(Scene):
         assert self.lab.is_whole(self.lab.folder / "data" / "cut")
         assert strays(self.lab.folder) == []
 
+    def look(self, said: str, over: bool) -> None:
+        assert self.lab.is_whole(self.lab.folder / "data" / "cut") or not over
+
 
 class PrepareWithWorkers(Prepare):
     workers = 2
@@ -159,6 +175,9 @@ class Export(Scene):
         assert made.code == 0, made
         assert {p.name: p.read_bytes() for p in out.iterdir()} == {p.name: p.read_bytes() for p in whole.iterdir()}
         assert strays(self.lab.folder) == []
+
+    def look(self, said: str, over: bool) -> None:
+        assert (self.lab.folder / "out").exists() or not over
 
 
 class TwoRanks(Scene):
@@ -193,6 +212,9 @@ class TwoRanks(Scene):
 
 
 SCENES: tuple[type[Scene], ...] = (Train, Resume, Prepare, PrepareWithWorkers, Export, TwoRanks)
+FILMED = (Train, Resume, Prepare, Export)
+NAMES = [*(scene.__name__ for scene in SCENES), "Pairs"]
+PAUSED = 10  # of the operations of a command every so-many-th is one that another command runs at
 
 
 @dataclass(frozen=True)
@@ -203,17 +225,28 @@ class Outcome:
     fault: str
     nth: int
     how: str
+    seconds: float = 0.0
     wrong: str = ""
+
+
+def judged(scene: str, fault: str, nth: int, play: Callable[[], str]) -> Outcome:
+    """What `play` says came of a fault, or what it found to be wrong."""
+    began = time.monotonic()
+    try:
+        how, wrong = play(), ""
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        how, wrong = "wrong", f"{type(error).__name__} in {place.name}: {place.line} {error}"
+    return Outcome(scene, fault, nth, how, time.monotonic() - began, wrong)
 
 
 def strike(scene: Scene, fault: str, nth: int) -> Outcome:
     """Break the command once, let it be typed again, look at everything."""
-    name = type(scene).__name__
     scene.begin()
     before = scene.outside()
-    try:
+
+    def play() -> str:
         result = scene.run(FAULTS[fault](At(nth=nth)))
-        how = f"exit {result.code}"
         assert result.code in (0, *CODES[fault]), f"it ended with {result}"
         assert "Traceback" not in result.err, result
         if result.code in (1, 2):
@@ -223,17 +256,52 @@ def strike(scene: Scene, fault: str, nth: int) -> Outcome:
         changed = {name for name, hash_ in scene.outside().items() if before.get(name, hash_) != hash_}
         assert not changed, f"{changed} changed"
         assert before.keys() <= scene.outside().keys(), "a file of others is gone"
-    except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        return Outcome(name, fault, nth, "wrong", f"{type(error).__name__} in {place.name}: {place.line} {error}")
-    return Outcome(name, fault, nth, how)
+        return f"exit {result.code}"
+
+    return judged(type(scene).__name__, fault, nth, play)
+
+
+def filmed(scene: Scene) -> list[Step]:
+    """The unbroken command, operation by operation."""
+    scene.begin()
+    film = Film(scene.lab.folder.with_name(f"{scene.lab.folder.name}-film"))
+    result = scene.run(film)
+    assert result.code == 0, result
+    return film.steps()
+
+
+def power_cuts(scene: Scene, steps: list[Step], every: int = 1) -> Iterator[Outcome]:
+    """The disk after every possible power cut; where it differs in what counts, the next command is typed."""
+    folder, made, ended = scene.lab.folder, scene.made, set()
+    disk = Disk(steps, folder)
+    for number, (now, state) in enumerate(disk.states()):
+        if number % every:
+            continue
+        clear(folder, made)
+        disk.build(state, folder, made)
+
+        def play(now: int = now, state: State = state) -> str:
+            scene.look(disk.said(now, "runs/cut/logs/train.log"), now == len(disk.steps) - 1)
+            if (found := important(state, made)) in ended:
+                return "whole"
+            ended.add(found)
+            scene.end()
+            return "whole, went on"
+
+        yield judged(type(scene).__name__, "power cut", number, play)
+
+
+def while_another_runs(lab: Lab, name: str, every: int) -> Iterator[Outcome]:
+    """A pair of commands, the first one standing still at every so-many-th operation."""
+    stage = Stage(lab, PAIRS[name])
+    for nth in range(1, stage.operations + 1, every):
+        yield judged(name, "another command", nth, functools.partial(stage.play, nth))
 
 
 def enumerate_faults(
-    folder: Path, part: int = 0, parts: int = 1, *, chosen: tuple[str, ...] = (), every: int = 1, **settings: Any
+    lab: Lab, part: int = 0, parts: int = 1, *, chosen: tuple[str, ...] = (), every: int = 1
 ) -> Iterator[Outcome]:
     """Every `parts`-th of all faults, from number `part` on; of each scene and fault every `every`-th operation."""
-    lab = Lab(folder, **settings)
     number = 0
     for kind in SCENES:
         if chosen and kind.__name__ not in chosen:
@@ -245,11 +313,16 @@ def enumerate_faults(
                 if number % parts == part:
                     yield strike(scene, fault, nth)
                 number += 1
+        if kind in FILMED and FILMED.index(kind) % parts == part:
+            yield from power_cuts(scene, filmed(scene), every)
+    for place, name in enumerate(PAIRS):
+        if (not chosen or "Pairs" in chosen) and place % parts == part:
+            yield from while_another_runs(lab, name, PAUSED * every)
 
 
 def _part(folder: Path, part: int, parts: int, chosen: tuple[str, ...], every: int) -> list[Outcome]:
     found = []
-    for outcome in enumerate_faults(folder / str(part), part, parts, chosen=chosen, every=every):
+    for outcome in enumerate_faults(Lab(folder / str(part)), part, parts, chosen=chosen, every=every):
         found.append(outcome)
         if outcome.wrong:
             print(f"{outcome.scene} {outcome.fault} {outcome.nth}: {outcome.wrong}", file=sys.stderr, flush=True)
@@ -257,12 +330,13 @@ def _part(folder: Path, part: int, parts: int, chosen: tuple[str, ...], every: i
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """Command, fault, times, outcomes."""
-    rows = ["command             fault         times  outcomes"]
+    """Command, fault, operations, times, seconds, outcomes."""
+    rows = [f"{'command':34}  {'fault':15} operations  times  seconds  outcomes"]
     for scene, fault in dict.fromkeys((one.scene, one.fault) for one in outcomes):
-        ends = Counter(one.how for one in outcomes if (one.scene, one.fault) == (scene, fault))
-        how = ", ".join(f"{times} {end}" for end, times in sorted(ends.items()))
-        rows.append(f"{scene:18}  {fault:12} {sum(ends.values()):5}  {how}")
+        alike = [one for one in outcomes if (one.scene, one.fault) == (scene, fault)]
+        how = ", ".join(f"{times} {end}" for end, times in sorted(Counter(one.how for one in alike).items()))
+        last, seconds = max(one.nth for one in alike), sum(one.seconds for one in alike)
+        rows.append(f"{scene:34}  {fault:15} {last:10} {len(alike):6} {seconds:8.0f}  {how}")
     return "\n".join(rows)
 
 
@@ -271,11 +345,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--every", type=int, default=1, help="only every so-many-th operation")
-    parser.add_argument("--scenes", nargs="*", default=[], choices=[scene.__name__ for scene in SCENES])
+    parser.add_argument("--scenes", nargs="*", default=[], choices=NAMES)
     parser.add_argument("--only", nargs=3, metavar=("SCENE", "FAULT", "N"), help="one fault alone")
     arguments = parser.parse_args()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as name:
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
         folder = Path(name)
         if arguments.only:
             scene, fault, nth = arguments.only

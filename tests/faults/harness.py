@@ -15,14 +15,21 @@ from typing import Protocol
 PRELOADED = (
     "torch._dynamo",  # torch.optim loads it with the first optimizer
     "torch._inductor",
+    "torch.profiler._cupti_monitor",
     "pytest",  # for patches that stand in a test file
     "hypothesis",
+    "rich.live",
+    "rich.progress",
+    "rich.table",
+    "tomli_w",
+    "safetensors.torch",
     "nanogpt_cli.cli.report",
     "nanogpt_cli.cli.main",
+    *(f"nanogpt_cli.cli.{command}" for command in ("train", "resume", "prepare", "export", "sample", "eval", "runs")),
     "nanogpt_cli.data.text.prepare",
-    "nanogpt_cli.weights.load",
-    "nanogpt_cli.training.resume",
-    "nanogpt_cli.training.start",
+    "nanogpt_cli.weights.export",
+    "nanogpt_cli.training.run",
+    "nanogpt_cli.view.live",
 )
 
 
@@ -111,10 +118,13 @@ def _no_main_module() -> Iterator[None]:
 def _command(arguments: list[str], folder: Path, out: Path, err: Path, patches: Sequence[Patch]) -> None:
     import torch
 
+    from nanogpt_cli.cli import report
     from nanogpt_cli.cli.main import main
 
     torch.set_num_threads(1)  # the number is part of a run's layout
-    sys.modules["matplotlib"] = None  # type: ignore[assignment] # drawing the curves takes longer than these runs
+    # drawing the curves takes longer than these runs, and so does a whole closing sample
+    sys.modules["matplotlib"] = None  # type: ignore[assignment]
+    report.SAMPLE_TOKENS = 5
     os.chdir(folder)
     os.environ["NANOGPT_CACHE"] = str(folder / ".cache")
     for target, number in ((out, 1), (err, 2)):

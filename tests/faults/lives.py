@@ -197,6 +197,13 @@ def strays(folder: Path) -> list[Path]:
     return [path for pattern in (".nanogpt-tmp-*", ".prepare") for path in folder.rglob(pattern)]
 
 
+def clear(folder: Path, made: Sequence[str]) -> None:
+    """Remove what a command has made in a working folder, and what it left unfinished."""
+    for path in [*(folder / name for name in made), *strays(folder)]:
+        shutil.rmtree(path, ignore_errors=True)
+        path.unlink(missing_ok=True)
+
+
 def plain(value: Any) -> Any:
     """A checkpoint as something that can be compared: tensors as bytes, without times."""
     if isinstance(value, torch.Tensor):

@@ -1,18 +1,48 @@
 """Some operations of every command go wrong; python -m tests.faults.enumeration does it to all of them."""
 
-from pathlib import Path
-
 import pytest
 
-from tests.faults.enumeration import CODES, SCENES, SMALL, enumerate_faults, table
+from tests.faults.enumeration import (
+    CODES,
+    FILMED,
+    SCENES,
+    SMALL,
+    Prepare,
+    Scene,
+    enumerate_faults,
+    filmed,
+    power_cuts,
+    table,
+)
+from tests.faults.lives import Lab
+from tests.faults.pairs import PAIRS, Stage
 
 EVERY = {"Train": 55, "Resume": 55, "TwoRanks": 70}  # the others have fewer operations
 
 
-@pytest.mark.parametrize("scene", [scene.__name__ for scene in SCENES])
-def test_nothing_gets_through(tmp_path: Path, scene: str) -> None:
-    every = EVERY.get(scene, 15)
-    outcomes = list(enumerate_faults(tmp_path / "lab", chosen=(scene,), every=every, **SMALL))
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    return Lab(tmp_path_factory.mktemp("faults") / "lab", **SMALL)
+
+
+@pytest.mark.parametrize("kind", SCENES)
+def test_nothing_gets_through(small: Lab, kind: type[Scene]) -> None:
+    outcomes = list(enumerate_faults(small, chosen=(kind.__name__,), every=EVERY.get(kind.__name__, 15)))
     assert [outcome for outcome in outcomes if outcome.wrong] == []
-    assert {outcome.fault for outcome in outcomes} == CODES.keys()
-    assert scene in table(outcomes)
+    assert {outcome.fault for outcome in outcomes} == CODES.keys() | ({"power cut"} if kind in FILMED else set())
+    assert kind.__name__ in table(outcomes)
+
+
+@pytest.mark.parametrize("forgotten", ["data/cut/.prepare/train.bin", "data/cut"])
+def test_the_model_of_power_cuts_sees_what_is_not_synced(small: Lab, forgotten: str) -> None:
+    scene = Prepare(small)
+    steps = filmed(scene)
+    careless = [step for step in steps if step.event[:2] != ("fsync", forgotten)]
+    assert len(careless) < len(steps)
+    assert any(outcome.wrong for outcome in power_cuts(scene, careless))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_commands_at_once(small: Lab, name: str) -> None:
+    stage = Stage(small, PAIRS[name])
+    stage.play(stage.operations // 3)

@@ -187,6 +187,8 @@ def _work_folder(spec: DataSetSpec, progress: Progress) -> Iterator[Path]:
         shutil.rmtree(work)
     try:
         make_folder(work)
+        if not sync_folder(work):
+            progress.say("this file system syncs no folders: after a power cut, not a kill, make the data set again")
     except OSError as error:
         raise UserError(
             f"{spec.folder}: cannot be made: {error.strerror}. Choose a folder that can be written: --data-dir DIR."
@@ -388,7 +390,7 @@ def _one_at_a_time(folder: Path, progress: Progress) -> Iterator[None]:
         return
     name = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:32]
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # a home that cannot be written to, or has no locks
+        try:
             locks = user_cache() / "locks"
             locks.mkdir(exist_ok=True)
             file = stack.enter_context(open_own(locks / name))
@@ -397,4 +399,6 @@ def _one_at_a_time(folder: Path, progress: Progress) -> Iterator[None]:
             except BlockingIOError:
                 progress.say(f"another process is making {folder}: waiting for it")
                 fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:  # a home that cannot be written to, or has no locks
+            progress.say(f"no lock in the user's cache ({error.strerror}): let nobody else make {folder} meanwhile")
         yield
