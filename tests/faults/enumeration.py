@@ -101,10 +101,9 @@ class Scene:
         assert end.code == 0, end
         self.lab.check_end("cut", self.excused)
 
-    def look(self, said: str, over: bool) -> None:
-        """After a power cut: what was told to be saved is there, all of it once the command was `over`."""
+    def look(self, saved: int, over: bool) -> None:
+        """After a power cut: the step that was told to be `saved` is there, and all of it once the command was over."""
         self.lab.check_alive("cut")
-        saved = max([int(step) for step in re.findall(r"saved step (\d+)", said)], default=0)
         assert saved == self.lab.settings["max_iters"] or not over
         path = self.lab.folder / "runs" / "cut" / "ckpt.pt"
         assert saved == 0 or load_training_state(path)["step"] >= saved
@@ -152,7 +151,7 @@ class Prepare(Scene):
         assert self.lab.is_whole(self.lab.folder / "data" / "cut")
         assert strays(self.lab.folder) == []
 
-    def look(self, said: str, over: bool) -> None:
+    def look(self, saved: int, over: bool) -> None:
         assert self.lab.is_whole(self.lab.folder / "data" / "cut") or not over
 
 
@@ -176,7 +175,7 @@ class Export(Scene):
         assert {p.name: p.read_bytes() for p in out.iterdir()} == {p.name: p.read_bytes() for p in whole.iterdir()}
         assert strays(self.lab.folder) == []
 
-    def look(self, said: str, over: bool) -> None:
+    def look(self, saved: int, over: bool) -> None:
         assert (self.lab.folder / "out").exists() or not over
 
 
@@ -274,14 +273,19 @@ def power_cuts(scene: Scene, steps: list[Step], every: int = 1) -> Iterator[Outc
     """The disk after every possible power cut; where it differs in what counts, the next command is typed."""
     folder, made, ended = scene.lab.folder, scene.made, set()
     disk = Disk(steps, folder)
-    for number, (now, state) in enumerate(disk.states()):
+
+    def promised(now: int) -> tuple[int, bool]:
+        saved = re.findall(r"saved step (\d+)", disk.said(now, "runs/cut/logs/train.log"))
+        return max(map(int, saved), default=0), now == len(steps) - 1
+
+    for number, (now, state) in enumerate(disk.states(promised)):
         if number % every:
             continue
         clear(folder, made)
         disk.build(state, folder, made)
 
         def play(now: int = now, state: State = state) -> str:
-            scene.look(disk.said(now, "runs/cut/logs/train.log"), now == len(disk.steps) - 1)
+            scene.look(*promised(now))
             if (found := important(state, made)) in ended:
                 return "whole"
             ended.add(found)

@@ -4,9 +4,10 @@ A model of file systems as POSIX describes them: of a file lasts what an fsync o
 their folder found, and of all that came later some, in the order of time or of each kind alone. A rename is whole.
 """
 
+import bisect
 import os
 import pickle
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,14 +92,17 @@ class History:
 
     changes: list[int] = field(default_factory=list)
     syncs: list[tuple[int, int]] = field(default_factory=list)  # when, and up to which time that makes it last
+    _lasting: dict[int, int] = field(default_factory=dict)
 
     def lasting(self, now: int) -> int:
         """The time up to which changes last if the power fails after `now`; what was there at the beginning does."""
-        return max((until for when, until in self.syncs if when <= now), default=0)
+        if now not in self._lasting:
+            self._lasting[now] = max((until for when, until in self.syncs if when <= now), default=0)
+        return self._lasting[now]
 
     def at(self, time: int) -> int:
         """The change that holds at a time, -1 before the first one."""
-        return max((place for place, change in enumerate(self.changes) if change <= time), default=-1)
+        return bisect.bisect_right(self.changes, time) - 1
 
 
 class Disk:
@@ -161,10 +165,14 @@ class Disk:
                 found[full] = (inside, history.at(max(late, history.lasting(now))))
         return found
 
-    def states(self, every: int = 1) -> Iterator[tuple[int, State]]:
-        """All states, each once, with the operation after which the power fails first to lead there."""
+    def states(self, promised: Callable[[int], object]) -> Iterator[tuple[int, State]]:
+        """All states, each with the operation after which the power fails to lead there.
+
+        One that many operations lead to comes once for each thing that is `promised` after them.
+        """
         seen = set()
-        for now in range(0, len(self.steps), every):
+        for now in range(len(self.steps)):
+            promise = promised(now)
             unsynced = [
                 number
                 for histories in (self.folders, self.files)
@@ -176,7 +184,7 @@ class Disk:
             late = [(*times, ()) for cut in cuts for times in ((cut, cut), (now, cut), (cut, now))]
             for names, contents, lost in [*late, *((now, now, self.together[number]) for number in unsynced)]:
                 state = self.state(now, names, contents, lost)
-                key = frozenset(state.items())
+                key = promise, frozenset(state.items())
                 if key not in seen:
                     seen.add(key)
                     yield now, state
