@@ -122,12 +122,6 @@ def test_an_error_of_the_disk_costs_a_save_and_no_run(lab: Lab, at: At, number: 
     assert strays(lab.folder) == []
 
 
-def test_a_file_system_without_hard_links(lab: Lab) -> None:
-    result = nanogpt(lab.folder, lab.line("cut"), Fail(At("link"), times=ALWAYS, number=errno.EPERM))
-    assert result.code == 0, result
-    lab.check_end("cut")
-
-
 def mount(place: Path, *options: str) -> None:
     """Make a small disk at `place`, or change it; skips the test where that is not allowed."""
     command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(place)]
