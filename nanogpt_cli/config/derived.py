@@ -1,11 +1,11 @@
 """Settings that follow from others when they are not given, each with its formula in words."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nanogpt_cli.config.schema import Config
+from nanogpt_cli.config.schema import Config, settings
 from nanogpt_cli.errors import UserError
 
 
@@ -135,15 +135,10 @@ def save_interval(config: Config) -> int:
 
 def derive(config: Config) -> Derived:
     """Everything that follows from the settings alone; data set and machine add theirs later."""
-    schedule, o, t = schedule_of(config), config.optim, config.train
-    derived = Derived()
-    if o.min_lr is None:
-        derived.note("min_lr", schedule.min_lr, "learning_rate" if o.schedule == "constant" else "learning_rate / 10")
-    if o.warmup_iters is None:
-        reason = "a constant schedule has no warm-up" if o.schedule == "constant" else "max_iters / 20, at most 2,000"
-        derived.note("warmup_iters", schedule.warmup_iters, reason)
-    if o.lr_decay_iters is None:
-        derived.note("lr_decay_iters", schedule.lr_decay_iters, "max_iters")
-    if t.save_interval is None:
-        derived.note("save_interval", save_interval(config), "eval_interval")
+    values, derived = asdict(schedule_of(config)) | {"save_interval": save_interval(config)}, Derived()
+    for key in ("min_lr", "warmup_iters", "lr_decay_iters", "save_interval"):
+        known = settings()[key]
+        if getattr(getattr(config, known.section), key) is None:
+            constant = config.optim.schedule == "constant" and key in ("min_lr", "warmup_iters")
+            derived.note(key, values[key], "the schedule is constant" if constant else known.derived)
     return derived

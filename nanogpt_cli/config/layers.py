@@ -1,6 +1,6 @@
 """From defaults, preset, file and flags to one checked `Config`, with the origin of every value."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -93,36 +93,26 @@ def combine(*layers: Layer) -> Layered:
                     problems.append(_unknown(layer.origin, section, key))
                 else:
                     values[key], origins[key] = value, layer
-    misfits = _misfits(values, origins)
     tables: Tables = {section: {} for section in SECTIONS}
-    for key, value in values.items():
-        if key not in misfits:
-            tables[settings()[key].section][key] = value
+    misfits = set()
+    for key, value in values.items():  # only what still counts after layering is checked
+        known, origin = settings()[key], origins[key].origin
+        try:
+            tables[known.section][key] = known.check(value)
+        except ValueError as error:
+            misfits.add(key)
+            where = known.flag if origin == FLAG else f"{origin}: [{known.section}] {key}"
+            problems.append(f"{where} is {shown(value)}: {error}.")
     config = Config(**{section: cls(**tables[section]) for section, cls in SECTIONS.items()})  # type: ignore[arg-type]
-    _refuse([*problems, *misfits.values(), *_contradictions(config, origins, misfits.keys())])
-    return Layered(config, origins)
-
-
-def _refuse(problems: list[str]) -> None:
-    """Raise one problem as a line, several under a heading."""
+    for names, text in _contradictions(config):
+        if misfits.isdisjoint(keys := names.split()):
+            files = [origins[key].origin for key in keys if key in origins and origins[key].origin != FLAG]
+            problems.append(f"{files[0]}: {text}" if files else text)
     if len(problems) > 1:
         problems = [f"{len(problems)} problems in the settings:", *(f"  {problem}" for problem in problems)]
     if problems:
         raise UserError("\n".join(problems))
-
-
-def _misfits(values: dict[str, Any], origins: Mapping[str, Layer]) -> dict[str, str]:
-    """What is wrong with settings by themselves. Only what still counts after layering is checked."""
-    problems = {}
-    for key, value in values.items():
-        known = settings()[key]
-        try:
-            known.check(value)
-        except ValueError as error:
-            origin = origins[key].origin
-            where = known.flag if origin == FLAG else f"{origin}: [{known.section}] {key}"
-            problems[key] = f"{where} is {shown(value)}: {error}."
-    return problems
+    return Layered(config, origins)
 
 
 def _no_section(origin: str, section: str, table: Any) -> str:
@@ -142,36 +132,23 @@ def _unknown(origin: str, section: str, key: str) -> str:
     return f"{origin}: [{section}] {shown(key).strip(chr(39))}: unknown setting.{home}"
 
 
-def _contradictions(config: Config, origins: Mapping[str, Layer], misfits: Set[str]) -> list[str]:
-    """Settings that are fine alone and wrong together, each with what to change, and the first file they stand in.
-
-    Of those that are no settings at all, `misfits`, nothing more is said.
-    """
-    m, o, t = config.model, config.optim, config.train
-    found: list[str] = []
-
-    def problem(keys: tuple[str, ...], text: str) -> None:
-        if not misfits.isdisjoint(keys):
-            return
-        files = [origins[key].origin for key in keys if key in origins and origins[key].origin != FLAG]
-        found.append(f"{files[0]}: {text}" if files else text)
-
-    for keys, text in m.contradictions():
-        problem(keys, text)
+def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
+    """Settings that are fine alone and wrong together, each with what to change."""
+    o, start = config.optim, config.train.init_from
+    yield from config.model.contradictions()
     if o.min_lr is not None and o.min_lr > o.learning_rate:
         text = f"min_lr = {o.min_lr:g} is above learning_rate = {o.learning_rate:g}: the rate would rise. "
-        problem(("min_lr", "learning_rate"), text + "Lower it, or --min-lr none for learning_rate / 10.")
+        yield "min_lr learning_rate", text + "Lower it, or --min-lr none for learning_rate / 10."
     if o.warmup_iters and o.lr_decay_iters and o.schedule != "constant" and o.warmup_iters >= o.lr_decay_iters:
         text = (
             f"warmup_iters = {o.warmup_iters} leaves no update for the decay, which ends at lr_decay_iters = "
             f"{o.lr_decay_iters}. Lower it, or --warmup-iters none for a share of the run."
         )
-        problem(("warmup_iters", "lr_decay_iters"), text)
-    if t.init_from == "scratch":  # nanoGPT's words
-        problem(("init_from",), "init_from = scratch: leave it out, random weights are the default.")
-    if t.init_from == "resume":
-        problem(("init_from",), "init_from = resume: to continue a run type nanogpt resume RUN.")
-    return found
+        yield "warmup_iters lr_decay_iters", text
+    if start == "scratch":  # nanoGPT's words
+        yield "init_from", "init_from = scratch: leave it out, random weights are the default."
+    if start == "resume":
+        yield "init_from", "init_from = resume: to continue a run type nanogpt resume RUN."
 
 
 def without_effect(layered: Layered) -> list[str]:

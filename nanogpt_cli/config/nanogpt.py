@@ -1,7 +1,6 @@
 """Where a nanoGPT user finds what there was called otherwise, and nanoGPT's Python configs as TOML, never executed."""
 
 import ast
-import contextlib
 import operator
 import tomllib
 from collections.abc import Callable
@@ -49,13 +48,15 @@ def as_toml(tree: ast.Module) -> str:
     """The simple assignments of a nanoGPT config in our sections; what has no place stands in comments."""
     import tomli_w
 
-    tables: dict[str, dict[str, Any]] = {}
+    # the activation of nanoGPT's models; ours is GPT-2's own
+    tables: dict[str, dict[str, Any]] = {"model": {"activation": "gelu"}}
     remarks: list[str] = []
     for node in tree.body:
         if isinstance(node, ast.Expr):  # a docstring or print needs no word
             continue
-        name, value = _assignment(node)
-        if name is None:
+        try:
+            name, value = _assignment(node)
+        except (ValueError, ArithmeticError):
             remarks.append(f"# line {node.lineno}: no simple assignment, left out")
             continue
         ours, value, remark = _translate(name, value)
@@ -63,18 +64,15 @@ def as_toml(tree: ast.Module) -> str:
             remarks.append(f"# {name}: {remark}")
         elif value is not None:
             tables.setdefault(settings()[ours].section, {})[ours] = value
-    # the activation of nanoGPT's models; ours is GPT-2's own
-    tables.setdefault("model", {}).setdefault("activation", "gelu")
     return "\n".join([*remarks, *([""] if remarks else []), tomli_w.dumps(tables)])
 
 
-def _assignment(node: ast.stmt) -> tuple[str | None, Any]:
-    """Name and value of `name = constant`, sums and products of constants included; (None, None) for anything else."""
+def _assignment(node: ast.stmt) -> tuple[str, Any]:
+    """Name and value of `name = constant`, sums and products of constants included; ValueError for anything else."""
     match node:
         case ast.Assign(targets=[ast.Name(name)]):
-            with contextlib.suppress(ValueError, ArithmeticError):
-                return name, _constant(node.value)
-    return None, None
+            return name, _constant(node.value)
+    raise ValueError
 
 
 def _constant(node: ast.expr) -> Any:

@@ -4,6 +4,7 @@ Flags, validation, `config.toml` and the help texts are all derived from these c
 """
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -80,32 +81,21 @@ class ModelSettings(Section):
     def eps(self) -> float:
         return self.norm_eps or (1e-5 if self.norm == "layernorm" else 1e-6)
 
-    def contradictions(self) -> list[tuple[tuple[str, ...], str]]:
+    def contradictions(self) -> Iterator[tuple[str, str]]:
         """What is fine alone and wrong together: the settings, and what is wrong with them."""
-        cases = [
-            (
-                self.head_dim is None and self.n_embd % self.n_head != 0,
-                ("n_embd", "n_head"),
-                f"n_embd = {self.n_embd} is not divisible by n_head = {self.n_head}: every head needs the same width",
-            ),
-            (
-                self.n_head % self.kv_heads != 0,
-                ("n_head", "n_kv_head"),
-                f"n_head = {self.n_head} is not divisible by n_kv_head = {self.kv_heads}: all groups are of one size",
-            ),
-            (
-                self.position == "rotary" and self.head_width % 2 != 0,
-                ("n_embd", "n_head", "head_dim"),
-                f"rotary positions need an even head width; it is {self.head_width}",
-            ),
-            (
-                self.position != "rotary" and self.rope_theta is not None,
-                ("rope_theta", "position"),
-                f"rope_theta = {self.rope_theta} belongs to position = rotary",
-            ),
-            (self.qk_gain and not self.qk_norm, ("qk_gain", "qk_norm"), "qk_gain = true belongs to qk_norm = true"),
-        ]
-        return [(keys, f"{text}.") for wrong, keys, text in cases if wrong]
+        heads, groups, width = self.n_head, self.kv_heads, self.head_width
+        if self.head_dim is None and self.n_embd % heads:
+            text = f"n_embd = {self.n_embd} is not divisible by n_head = {heads}: every head needs the same width."
+            yield "n_embd n_head", text
+        if heads % groups:
+            text = f"n_head = {heads} is not divisible by n_kv_head = {groups}: all groups are of one size."
+            yield "n_head n_kv_head", text
+        if self.position == "rotary" and width % 2:
+            yield "n_embd n_head head_dim", f"rotary positions need an even head width; it is {width}."
+        if self.position != "rotary" and self.rope_theta is not None:
+            yield "rope_theta position", f"rope_theta = {self.rope_theta} belongs to position = rotary."
+        if self.qk_gain and not self.qk_norm:
+            yield "qk_gain qk_norm", "qk_gain = true belongs to qk_norm = true."
 
 
 @dataclass(frozen=True, kw_only=True)

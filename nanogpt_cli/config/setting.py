@@ -59,7 +59,7 @@ class Setting:
         if self.kind is float and type(value) is int:
             value = float(value)
         if type(value) is not self.kind or not self._inside(value):
-            raise ValueError(f"allowed are {self.needed}" if self._words_only else f"{self.needed} is needed")
+            raise ValueError(self._needed())
         return value
 
     def read(self, text: Any) -> Any:
@@ -75,13 +75,9 @@ class Setting:
                 return self.kind(text)
         return text
 
-    @property
-    def _words_only(self) -> bool:
-        return self.kind is str and bool(self.choices)
-
     def _inside(self, value: Any) -> bool:
         if isinstance(value, str):
-            return not self._words_only and bool(re.fullmatch(self.pattern, value))
+            return not self.choices and bool(re.fullmatch(self.pattern, value))
         return (
             math.isfinite(value)
             and (self.ge is None or value >= self.ge)
@@ -89,19 +85,13 @@ class Setting:
             and (self.lt is None or value < self.lt)
         )
 
-    @property
-    def needed(self) -> str:
-        """What is allowed, in words."""
-        if self._words_only:
-            return ", ".join(self.choices)
-        if self.kind is bool:
-            return "true or false"
-        if self.kind is str:
-            return self.pattern_text
+    def _needed(self) -> str:
+        if self.kind is str and self.choices:
+            return f"allowed are {', '.join(self.choices)}"
         bounds = [("of at least", self.ge), ("above", self.gt), ("below", self.lt)]
         limits = " and ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
-        number = "a whole number" if self.kind is int else "a number"
-        return " or ".join([*self.choices, f"{number} {limits}".strip()])
+        kinds = {bool: "true or false", str: self.pattern_text, int: "a whole number", float: "a number"}
+        return " or ".join([*self.choices, f"{kinds[self.kind]} {limits}".strip()]) + " is needed"
 
 
 def setting(default: Any, text: str, **more: Any) -> Any:
@@ -134,19 +124,21 @@ _READ: dict[type[Section], dict[str, Setting]] = {}  # every class is read once
 
 def settings_of(cls: type[Section]) -> dict[str, Setting]:
     """The settings of one section by name."""
-    if cls not in _READ:
-        hints, section = get_type_hints(cls), cls.__name__.removesuffix("Settings").lower()
-        _READ[cls] = {f.name: _declared(section, f, hints[f.name]) for f in dataclasses.fields(cls)}
-    return _READ[cls]
-
-
-def _declared(section: str, field: "dataclasses.Field[Any]", hint: Any) -> Setting:
-    """Read a declaration such as `Literal["auto"] | float` or `int | None`."""
-    parts = [hint] if get_origin(hint) is Literal or isinstance(hint, type) else list(get_args(hint))
-    choices = tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
-    kinds = [part for part in parts if isinstance(part, type) and part is not NoneType]
-    kind, optional = kinds[0] if kinds else str, NoneType in parts
-    return Setting(field.name, section, kind, choices, optional, field.default, **field.metadata)
+    if cls in _READ:
+        return _READ[cls]
+    found, hints, section = (
+        _READ.setdefault(cls, {}),
+        get_type_hints(cls),
+        cls.__name__.removesuffix("Settings").lower(),
+    )
+    for field in dataclasses.fields(cls):
+        hint = hints[field.name]  # such as Literal["auto"] | float, or int | None
+        parts = [hint] if get_origin(hint) is Literal or isinstance(hint, type) else list(get_args(hint))
+        choices = tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
+        kind = next((part for part in parts if isinstance(part, type) and part is not NoneType), str)
+        optional = NoneType in parts
+        found[field.name] = Setting(field.name, section, kind, choices, optional, field.default, **field.metadata)
+    return found
 
 
 class _Short(reprlib.Repr):

@@ -206,8 +206,8 @@ def settings_of(config: dict[str, Any], path: Path) -> ModelSettings:
         settings = ModelSettings(vocab_size=size("vocab_size"), tie_weights=tied, **found)
     except UserError as error:
         raise UserError(f"{path}: not the description of a {kind}: {error}") from None
-    if wrong := settings.contradictions():
-        raise UserError(f"{path}: {wrong[0][1]}")
+    for _, problem in settings.contradictions():
+        raise UserError(f"{path}: {problem}")
     return plain(settings)
 
 
