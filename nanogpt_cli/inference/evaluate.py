@@ -1,8 +1,10 @@
 """Losses over windows of tokens: the evenly spaced ones of validation while training, and a whole split."""
 
 import math
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,13 +22,7 @@ from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.weights.load import LoadedModel
 
 BATCH_TOKENS = 1 << 14  # keep a GPU busy, and take less than a gigabyte with GPT-2 XL
-# nanoGPT's README: means over 500 x 8 random rows of its OpenWebText splits
-PUBLISHED_LOSS = {
-    "gpt2": {"train": 3.11, "val": 3.12},
-    "gpt2-medium": {"train": 2.85, "val": 2.84},
-    "gpt2-large": {"train": 2.66, "val": 2.67},
-    "gpt2-xl": {"train": 2.56, "val": 2.54},
-}
+PUBLISHED: dict[str, Any] = tomllib.loads(Path(__file__).with_name("published.toml").read_text("utf-8"))
 
 Losses = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
@@ -116,15 +112,11 @@ class SplitLoss:
     """Cross-entropy over a split."""
 
     loss: float  # nats a token
+    perplexity: float  # exp(loss); infinite where that is no number of the machine's
     standard_error: float  # of the loss, from the spread of the windows' sums
     tokens: int  # predicted
     text_bytes: int | None  # UTF-8 bytes of the predicted tokens; None without a tokenizer
     bits_per_byte: float | None
-
-    @property
-    def perplexity(self) -> float:
-        """exp(loss); infinite where that is no number of the machine's."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
 
 
 def default_batch_size(model: GPT) -> int:
@@ -187,7 +179,8 @@ def evaluate_split(
     # windows are the independent draws, not tokens
     error = float(np.sqrt(np.square(nats - loss * lengths).sum()) / total)
     bits = text_nats / math.log(2) / text_bytes if text_bytes else None
-    return SplitLoss(loss, error, total, None if byte_lengths is None else text_bytes, bits)
+    perplexity = math.exp(loss) if loss < 700 else math.inf
+    return SplitLoss(loss, perplexity, error, total, None if byte_lengths is None else text_bytes, bits)
 
 
 def evaluate(
@@ -199,13 +192,10 @@ def evaluate(
     batch_size: int | None = None,
     progress: Progress = QUIET,
 ) -> dict[str, Any]:
-    """What a model makes of "train" or "val": the numbers of SplitLoss by name, perplexity, and what was read.
+    """What a model makes of "train" or "val": the numbers of SplitLoss by name, and what was read.
 
     `published` is the loss that nanoGPT gives for these weights on this data, if it does. Why bits per byte stay
-    unknown is said to `progress`.
-
-    Raises:
-        UserError: see `evaluate_split`.
+    unknown is said to `progress`. UserError as for `evaluate_split`.
     """
     reader, lengths = loaded.tokenizer or data_set.tokenizer, None
     try:
@@ -220,7 +210,9 @@ def evaluate(
         byte_lengths=lengths,
         progress=progress,
     )
-    published = PUBLISHED_LOSS[loaded.released][split] if loaded.released and data_set.name == "openwebtext" else None
+    published = None
+    if loaded.released and data_set.name == "openwebtext":
+        published = {"loss": PUBLISHED["loss"][loaded.released][split], "source": "published by nanoGPT"}
     return {
         "model": loaded.source,
         "step": loaded.step,
@@ -228,6 +220,5 @@ def evaluate(
         "folder": str(data_set.folder),
         "split": split,
         **asdict(result),
-        "perplexity": result.perplexity,
-        "published": None if published is None else {"loss": published, "source": "published by nanoGPT"},
+        "published": published,
     }

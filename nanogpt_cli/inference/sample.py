@@ -58,14 +58,11 @@ class Sample:
             ready, self._held = held[: min(found)], ""
         else:
             # the longest end of the text with which some stop text begins
-            keep = 0 if last else max((_overlap(held, stop) for stop in self.stops), default=0)
+            begins = [n for stop in self.stops for n in range(1, len(stop)) if held.endswith(stop[:n])]
+            keep = 0 if last else max(begins, default=0)
             ready, self._held = held[: len(held) - keep], held[len(held) - keep :]
         self.text += ready
         return ready
-
-
-def _overlap(text: str, stop: str) -> int:
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
 def start_of_text(tokenizer: Tokenizer | None) -> tuple[list[int], str]:
@@ -81,19 +78,13 @@ def start_of_text(tokenizer: Tokenizer | None) -> tuple[list[int], str]:
 
 
 def prompt_ids(text: str, tokenizer: Tokenizer | None, limit: int) -> list[int]:
-    """The ids of a prompt, each below `limit`.
-
-    Raises:
-        UserError: characters the model does not know, all listed; without a tokenizer, anything but ids it knows.
-    """
+    """The ids of a prompt, each below `limit`; UserError lists what the model does not know."""
     if tokenizer is not None:
         return [int(number) for number in tokenizer.encode(text)]
     words = text.split()
     if not all(word.isdecimal() and int(word) < limit for word in words):
-        raise UserError(
-            f"--prompt {text!r}: this model has no tokenizer, so a prompt must be ids from 0 to {limit - 1}, "
-            "such as --prompt '12 7'."
-        )
+        needed = f"a prompt must be ids from 0 to {limit - 1}, such as --prompt '12 7'"
+        raise UserError(f"--prompt {text!r}: this model has no tokenizer, so {needed}.")
     return [int(word) for word in words]
 
 
@@ -105,7 +96,7 @@ def write_samples(
     *,
     stops: tuple[str, ...] = (),
     dtype: torch.dtype | None = None,
-    on_text: Callable[[str], None] = lambda piece: None,
+    on_text: Callable[[str], object] = lambda piece: None,
 ) -> list[Sample]:
     """Continue a prompt `num_samples` times, all in one batch; `on_text` hears the first sample as it is written.
 
@@ -127,7 +118,11 @@ def write_samples(
             elif 0 <= token < limit:
                 piece = sample.add(token)
             else:
-                raise NanogptError(_bad_id(loaded, token))
+                where = (
+                    f"The device {loaded.model.wte.weight.device} returned token id {token}, outside 0 to {limit - 1}"
+                )
+                fault = "a fault of this backend or its driver, not of the model"
+                raise NanogptError(f"{where}: {fault}. Try --device cpu, or another torch version.")
             if number == 0 and piece:
                 on_text(piece)
         if all(sample.done for sample in samples):
@@ -148,11 +143,3 @@ def _check_room(loaded: LoadedModel, num_samples: int, length: int) -> None:
             f"--num-samples {num_samples}: the keys and values of so many take {needed / 2**30:,.1f} GiB, "
             f"{there / 2**30:,.1f} GiB are there. Draw fewer at a time, with other seeds."
         )
-
-
-def _bad_id(loaded: LoadedModel, token: int) -> str:
-    device, last = loaded.model.wte.weight.device, loaded.token_limit - 1
-    return (
-        f"The device {device} returned token id {token}, outside 0 to {last}: a fault of this backend or its driver, "
-        "not of the model. Try --device cpu, or another torch version."
-    )

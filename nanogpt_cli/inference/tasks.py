@@ -9,7 +9,7 @@ most likely one; perplexity is that of the word.
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,14 @@ import torch.nn.functional as F
 
 from nanogpt_cli.data.tokenizers import Tokenizer
 from nanogpt_cli.errors import UserError, did_you_mean
+from nanogpt_cli.inference.evaluate import PUBLISHED, Ids
 from nanogpt_cli.machine.device import Compute, inference
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.weights.load import LoadedModel
 from nanogpt_cli.weights.pretrained import HubRepo, hub_file, needs_extra
 
-# dev/data/hellaswag.py there: accuracy by sum and by mean
-PUBLISHED_HELLASWAG: dict[str, dict[str, Any]] = {
-    "gpt2": {"accuracy": 0.2859, "accuracy_norm": 0.2955, "source": "published by llm.c"},
-    "gpt2-xl": {"accuracy": 0.3842, "accuracy_norm": 0.4893, "source": "published by llm.c"},
-}
 SORTED_TOGETHER = 64  # batches whose rows are sorted by length, so that little is padded
-
-Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -46,25 +40,13 @@ class Question:
 
 
 @dataclass(frozen=True)
-class TaskResult:
-    """What a model achieves; what a task does not have is None."""
-
-    task: str
-    examples: int
-    accuracy: float
-    accuracy_norm: float | None
-    perplexity: float | None
-    cut: int  # texts longer than the context, whose beginning was left out
-
-
-@dataclass(frozen=True)
 class Task:
     """Where the questions are, and what context, endings and right ending a record tells."""
 
     name: str
     repo: HubRepo
     file: str
-    columns: tuple[str, ...]
+    columns: Sequence[str]
     read: Callable[[dict[str, Any]], tuple[str, list[str], int]]
     single: bool  # one ending: is it the most likely continuation
 
@@ -83,12 +65,10 @@ def _lambada(record: dict[str, Any]) -> tuple[str, list[str], int]:
     return context, [space + word], 0
 
 
-_HELLASWAG = HubRepo("Rowan/hellaswag", "218ec52e09a7e7462a5400043bb9a69a41d06b76", "dataset")
-_VALIDATION = "data/validation-00000-of-00001.parquet"
-_LAMBADA = HubRepo("EleutherAI/lambada_openai", "900124bf3b8235c6daf21033af9948b3f07346c4", "dataset")
 TASKS = {
-    "hellaswag": Task("hellaswag", _HELLASWAG, _VALIDATION, ("ctx", "endings", "label"), _hellaswag, single=False),
-    "lambada": Task("lambada", _LAMBADA, "data/lambada_test_en.jsonl", ("text",), _lambada, single=True),
+    name: Task(name, HubRepo(at["repo"], at["revision"], "dataset"), at["file"], at["columns"], read, single)
+    for name, read, single in (("hellaswag", _hellaswag, False), ("lambada", _lambada, True))
+    if (at := PUBLISHED["tasks"][name])
 }
 
 
@@ -102,20 +82,20 @@ def answer(
     compute: Compute,
     progress: Progress = QUIET,
 ) -> dict[str, Any]:
-    """What a model achieves at a task: TaskResult by name, and published numbers; UserError as for `read_questions`."""
+    """What a model achieves at a task, see `run_task`, beside published numbers; UserError as for `read_questions`."""
     if name not in TASKS:
         raise UserError(f"--task {name}: no such task.{did_you_mean(name, list(TASKS))} There are: {', '.join(TASKS)}.")
     if loaded.tokenizer is None:
         raise UserError(f"--task {name} needs a tokenizer, and {loaded.source} has none.")
     questions = read_questions(TASKS[name], path, loaded.tokenizer, limit)
     result = run_task(TASKS[name], loaded.model, questions, batch_size=batch_size, compute=compute, progress=progress)
-    if result.cut:
+    if result["cut"]:
         progress.say(
-            f"{result.cut} texts are longer than the model's {loaded.model.config.block_size} positions: their "
+            f"{result['cut']} texts are longer than the model's {loaded.model.config.block_size} positions: their "
             "beginning was left out, so the numbers do not compare with those of longer models"
         )
-    published = PUBLISHED_HELLASWAG.get(loaded.released or "") if name == "hellaswag" and limit is None else None
-    return {"model": loaded.source, "step": loaded.step, **asdict(result), "published": published}
+    published = None if limit is not None else PUBLISHED.get(name, {}).get(loaded.released)
+    return {"model": loaded.source, "step": loaded.step, **result, "published": published}
 
 
 def read_questions(task: Task, path: Path | None, tokenizer: Tokenizer, limit: int | None = None) -> list[Question]:
@@ -173,12 +153,13 @@ def run_task(
     batch_size: int,
     compute: Compute,
     progress: Progress = QUIET,
-) -> TaskResult:
-    """Answer all questions.
+) -> dict[str, Any]:
+    """Answer all questions: accuracies and perplexity, None where the task has none.
+
+    `cut` counts texts longer than the context, whose beginning was left out.
 
     Args:
         batch_size: texts a forward pass; changes likelihoods by rounding at most.
-        progress: hears how many texts are read.
     """
     rows = [(question.context, ending) for question in questions for ending in question.endings]
     scores, greedy = score_endings(model, rows, batch_size=batch_size, compute=compute, progress=progress)
@@ -192,14 +173,14 @@ def run_task(
             sum(int(own.argmax()) == label for own, label in zip(np.split(each, cuts), labels, strict=True))
             for each in (scores, means)
         )
-    return TaskResult(
-        task=task.name,
-        examples=len(questions),
-        accuracy=right / len(questions),
-        accuracy_norm=None if task.single else right_norm / len(questions),
-        perplexity=math.exp(min(700.0, -float(scores.mean()))) if task.single else None,
-        cut=sum(len(context) + len(ending) > block_size + 1 for context, ending in rows),
-    )
+    return {
+        "task": task.name,
+        "examples": len(questions),
+        "accuracy": right / len(questions),
+        "accuracy_norm": None if task.single else right_norm / len(questions),
+        "perplexity": math.exp(min(700.0, -float(scores.mean()))) if task.single else None,
+        "cut": sum(len(context) + len(ending) > block_size + 1 for context, ending in rows),
+    }
 
 
 def score_endings(
@@ -209,8 +190,7 @@ def score_endings(
 
     A text longer than block_size + 1 tokens loses its beginning.
     """
-    scores, greedy = np.zeros(len(rows)), np.zeros(len(rows), dtype=bool)
-    done = 0
+    scores, greedy, done = np.zeros(len(rows)), np.zeros(len(rows), dtype=bool), 0
     with inference(model):
         for start in range(0, len(rows), batch_size * SORTED_TOGETHER):
             together = range(start, min(start + batch_size * SORTED_TOGETHER, len(rows)))
@@ -234,12 +214,12 @@ def _score_batch(
     for row, (text, (_, ending)) in enumerate(zip(texts, rows, strict=True)):
         idx[row, : len(text)] = text
         counts[row, max(1, len(text) - len(ending)) : len(text)] = True
-    counted = torch.from_numpy(counts[:, 1:])
+    counted = torch.from_numpy(counts[:, 1:]).to(compute.device)
     tokens = torch.from_numpy(idx).to(compute.device)
-    targets = tokens[:, 1:][counted.to(compute.device)]  # (N,): those of the endings alone
+    targets = tokens[:, 1:][counted]  # (N,): those of the endings alone
     with compute.autocast():
         x = model.hidden_states(tokens[:, :-1])  # (B, T, C)
-        logits = model.logits(x[counted.to(compute.device)]).float()  # (N, V)
+        logits = model.logits(x[counted]).float()  # (N, V)
     losses = F.cross_entropy(logits, targets, reduction="none").cpu().numpy().astype(np.float64)
     hit = (logits.argmax(-1) == targets).cpu().numpy()
     row_of = np.nonzero(counts[:, 1:])[0]

@@ -13,7 +13,7 @@ from nanogpt_cli.cli import main
 from nanogpt_cli.config.schema import SystemSettings
 from nanogpt_cli.data.tokenizers import CharTokenizer
 from nanogpt_cli.data.tokens.data_set import open_data_set
-from nanogpt_cli.inference.evaluate import PUBLISHED_LOSS, evaluate_split
+from nanogpt_cli.inference.evaluate import PUBLISHED, evaluate_split
 from nanogpt_cli.machine.device import choose_compute
 from nanogpt_cli.runs.lock import lock
 from nanogpt_cli.weights import load as loading
@@ -150,7 +150,7 @@ def test_published_losses_stand_beside_ours_and_say_so(call: Call, monkeypatch: 
 def test_published_numbers_are_complete() -> None:
     from nanogpt_cli.weights.pretrained import GPT2_MODELS
 
-    assert PUBLISHED_LOSS.keys() == GPT2_MODELS.keys()
+    assert PUBLISHED["loss"].keys() == GPT2_MODELS.keys()
 
 
 @pytest.mark.parametrize("task", ["hellaswag", "lambada"])

@@ -57,9 +57,9 @@ def test_hellaswag_by_hand(tmp_path: Path, batch_size: int) -> None:
         scored = [log_likelihood(model, record["ctx"], " " + ending) for ending in record["endings"]]
         right += max(range(4), key=lambda i: scored[i][0]) == int(record["label"])
         right_norm += max(range(4), key=lambda i: scored[i][0] / scored[i][1]) == int(record["label"])
-    assert (result.examples, result.cut, result.perplexity) == (3, 0, None)
-    assert result.accuracy == right / 3
-    assert result.accuracy_norm == right_norm / 3
+    assert (result["examples"], result["cut"], result["perplexity"]) == (3, 0, None)
+    assert result["accuracy"] == right / 3
+    assert result["accuracy_norm"] == right_norm / 3
 
 
 def test_likelihoods_written_out(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_likelihoods_written_out(tmp_path: Path) -> None:
     # " aaaa" is a space at 0 and four at 2; " bb" is three at 0
     assert scores == pytest.approx([8 - 5 * norm, -3 * norm, 2 - 3 * norm, -7 * norm], abs=1e-5)
     result = run_task(TASKS["hellaswag"], model, questions, batch_size=9, compute=COMPUTE)
-    assert (result.accuracy, result.accuracy_norm) == (0.0, 0.0)
+    assert (result["accuracy"], result["accuracy_norm"]) == (0.0, 0.0)
 
 
 def test_lambada_by_hand(tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def test_lambada_by_hand(tmp_path: Path) -> None:
     for record in records:
         context, _, word = record["text"].rpartition(" ")
         scored.append(log_likelihood(model, context, " " + word))
-    assert result.perplexity == pytest.approx(math.exp(-sum(s[0] for s in scored) / len(scored)), rel=1e-4)
-    assert result.accuracy == sum(s[2] for s in scored) / len(scored)
-    assert result.accuracy_norm is None
+    assert result["perplexity"] == pytest.approx(math.exp(-sum(s[0] for s in scored) / len(scored)), rel=1e-4)
+    assert result["accuracy"] == sum(s[2] for s in scored) / len(scored)
+    assert result["accuracy_norm"] is None
 
 
 def test_a_greedy_ending_is_right(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_long_texts_lose_their_beginning_and_are_counted(tmp_path: Path) -> None
     questions = read_questions(TASKS["lambada"], lines, ALPHABET)
     result = run_task(TASKS["lambada"], model, questions, batch_size=2, compute=COMPUTE)
     end = "a bad cabbage on a blob of ice jam"[-17:]
-    assert result.cut == 1
-    assert result.perplexity == pytest.approx(math.exp(-log_likelihood(model, end[:-4], " jam")[0]), rel=1e-4)
+    assert result["cut"] == 1
+    assert result["perplexity"] == pytest.approx(math.exp(-log_likelihood(model, end[:-4], " jam")[0]), rel=1e-4)
 
 
 def test_parquet_is_read_too(tmp_path: Path) -> None:
