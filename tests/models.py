@@ -7,10 +7,12 @@ import torch
 
 from nanogpt_cli.config.schema import Config, DataSettings, ModelSettings
 from nanogpt_cli.data.tokenizers import CharTokenizer, Tokenizer
-from nanogpt_cli.model.build import build_model, parameter_shapes
+from nanogpt_cli.model.build import build_model, meta_parameters
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.runs.checkpoint import FORMAT, save_checkpoint
 from nanogpt_cli.runs.directory import RunDirectory, create_run
+from nanogpt_cli.weights.export import Exported, export
+from nanogpt_cli.weights.load import LoadedModel
 
 ALPHABET = CharTokenizer("\n abcdefghijklmnop")  # 18 characters
 SETTINGS = ModelSettings(n_layer=2, n_head=2, n_embd=16, block_size=16, vocab_size=18)
@@ -49,7 +51,7 @@ QWEN3: dict[str, Any] = {
 def random_weights(settings: ModelSettings, seed: int = 0, scale: float = 0.3) -> dict[str, torch.Tensor]:
     """Weights that are nowhere zero or one, so that no mistake hides."""
     generator = torch.Generator().manual_seed(seed)
-    return {n: torch.randn(s, generator=generator) * scale for n, s in parameter_shapes(settings).items()}
+    return {n: torch.randn(p.shape, generator=generator) * scale for n, p in meta_parameters(settings).items()}
 
 
 def random_model(settings: ModelSettings, seed: int = 0) -> GPT:
@@ -97,3 +99,10 @@ def nanogpt_checkpoint(settings: ModelSettings, dataset: str = "tiny", **changes
         "config": {"dataset": dataset},
         **changes,
     }
+
+
+def exported(
+    model: GPT, folder: Path, tokenizer: Tokenizer | None = None, dtype: torch.dtype = torch.float32
+) -> Exported:
+    """A model as a Hugging Face folder."""
+    return export(LoadedModel(model, tokenizer, "a test"), folder, dtype)

@@ -10,46 +10,37 @@ from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.model.gpt import GPT
 
-Shape = tuple[int, ...]
 SHOWN = 6  # names a message lists of each kind
 
 
-def parameter_shapes(settings: ModelSettings) -> dict[str, Shape]:
-    """Name and shape of every parameter of the model these settings describe; nothing is allocated."""
+def meta_parameters(settings: ModelSettings) -> dict[str, Tensor]:
+    """Every parameter of the model these settings describe, on the meta device: shapes, and nothing allocated."""
     with torch.device("meta"):
-        return {name: tuple(p.shape) for name, p in GPT(settings).named_parameters()}
+        return dict(GPT(settings).named_parameters())
 
 
-def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, Shape]:
-    """Name and shape of every tensor."""
-    return {name: tuple(t.shape) for name, t in tensors.items()}
-
-
-def check_shapes(found: Mapping[str, Shape], expected: Mapping[str, Shape], source: str) -> None:
+def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], source: str) -> None:
     """Compare what a file holds with what the model needs; UserError names what is missing, unexpected or misshapen."""
+    shapes = {n: (tuple(found[n].shape), tuple(t.shape)) for n, t in expected.items() if n in found}
+    kinds = {
+        "missing": [n for n in expected if n not in found],
+        "unexpected": [n for n in found if n not in expected],
+        "of another shape": [
+            f"{n} {there}, needed {needed}" for n, (there, needed) in shapes.items() if there != needed
+        ],
+    }
     problems = []
-    for text, names in (
-        ("missing", [n for n in expected if n not in found]),
-        ("unexpected", [n for n in found if n not in expected]),
-        (
-            "of another shape",
-            [f"{n} {found[n]}, needed {s}" for n, s in expected.items() if n in found and found[n] != s],
-        ),
-    ):
+    for kind, names in kinds.items():
         if names:
             more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-            problems.append(f"{text}: {', '.join(names[:SHOWN])}{more}")
+            problems.append(f"{kind}: {', '.join(names[:SHOWN])}{more}")
     if problems:
         raise UserError(f"{source}: the tensors do not fit the model it describes. " + "; ".join(problems) + ".")
 
 
 def build_model(settings: ModelSettings, tensors: Mapping[str, Tensor], source: str) -> GPT:
-    """The model of these settings with these weights (float32, on the CPU), in evaluation mode; nothing is drawn.
-
-    Raises:
-        UserError: the tensors are not exactly the model's parameters.
-    """
-    check_shapes(shapes_of(tensors), parameter_shapes(settings), source)
+    """The model of these settings with exactly these weights (float32, on the CPU), in evaluation mode."""
+    check_tensors(tensors, meta_parameters(settings), source)
     with torch.device("meta"):
         model = GPT(settings)
     model.load_state_dict({n: t.float() for n, t in tensors.items()}, assign=True)

@@ -1,11 +1,12 @@
 """Sizes: parameters by part, FLOPs a token, memory and checkpoint by part. Formulas, nothing measured."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from torch import Tensor
+
 from nanogpt_cli.config.schema import ModelSettings
-from nanogpt_cli.model.build import parameter_shapes
+from nanogpt_cli.model.build import meta_parameters
 from nanogpt_cli.model.kernels.attention import query_blocks
 from nanogpt_cli.model.kernels.loss import logits_at_once
 
@@ -20,17 +21,17 @@ PARTS = {  # by a piece of a parameter's name
 }
 
 
-def _parameters(settings: ModelSettings) -> Iterator[tuple[str, int, int, int]]:
-    """Name, dimensions, elements, and how often the model has it: layers are all alike, so one is looked at."""
-    for name, shape in parameter_shapes(replace(settings, n_layer=1)).items():
-        yield name, len(shape), math.prod(shape), settings.n_layer if name.startswith("h.") else 1
+def _parameters(settings: ModelSettings) -> Iterator[tuple[str, Tensor, int]]:
+    """Name, shape on the meta device, and elements in the whole model: layers are all alike, so one is looked at."""
+    for name, p in meta_parameters(replace(settings, n_layer=1)).items():
+        yield name, p, p.numel() * (settings.n_layer if name.startswith("h.") else 1)
 
 
 def parameter_table(settings: ModelSettings) -> dict[str, int]:
     """Parameters by part; vocab_size must be set. A tied head has none of its own."""
     table = dict.fromkeys(PARTS.values(), 0)
-    for name, _, size, times in _parameters(settings):
-        table[next(part for piece, part in PARTS.items() if piece in name)] += size * times
+    for name, _, size in _parameters(settings):
+        table[next(part for piece, part in PARTS.items() if piece in name)] += size
     return {part: count for part, count in table.items() if count}
 
 
@@ -52,9 +53,9 @@ def flops_per_token(settings: ModelSettings, *, causal: bool = False) -> float:
 def moments_bytes(settings: ModelSettings, optimizer: str) -> int:
     """float32 moments: two a parameter for AdamW, one for the block matrices that Muon updates."""
     total = 0
-    for name, dimensions, size, times in _parameters(settings):
-        muon = optimizer == "muon" and name.startswith("h.") and dimensions == 2
-        total += (1 if muon else 2) * size * times
+    for name, p, size in _parameters(settings):
+        muon = optimizer == "muon" and name.startswith("h.") and p.dim() == 2
+        total += size if muon else 2 * size
     return FLOAT32 * total
 
 

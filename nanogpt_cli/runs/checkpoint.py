@@ -31,7 +31,7 @@ from nanogpt_cli.files import (
     sync_folder,
     temporary_beside,
 )
-from nanogpt_cli.model.build import check_shapes, parameter_shapes, shapes_of
+from nanogpt_cli.model.build import check_tensors, meta_parameters
 
 FORMAT = 2
 Checkpoint = dict[str, Any]
@@ -204,7 +204,7 @@ def _check_tensors(content: Checkpoint, path: Path) -> None:
     blocks = {name.split(".")[1] for name in weights if name.startswith("h.")}
     if architecture.vocab_size is None or len(blocks) != architecture.n_layer:
         raise _damaged(path, "architecture")
-    check_shapes(shapes_of(weights), parameter_shapes(architecture), str(path))
+    check_tensors(weights, meta_parameters(architecture), str(path))
     for part, states in content.get("optimizer", {}).items():
         for name, moments in states.items():
             shape = weights[name].shape if name in weights else None

@@ -16,7 +16,7 @@ from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.data.tokenizers import Tokenizer
 from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.files import disk_full_named, sync_file, sync_folder, temporary_folder
-from nanogpt_cli.model.build import parameter_shapes
+from nanogpt_cli.model.build import meta_parameters
 from nanogpt_cli.model.gpt import matrix_heights
 from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.weights.hugging_face import leaves_as
@@ -57,7 +57,10 @@ def export_gguf(
     """
     architecture, obstacles = leaves_as(settings)
     if not architecture:
-        raise UserError(f"{path}: no GGUF of this architecture, since llama.cpp lacks it: {', '.join(obstacles)}.")
+        raise UserError(
+            f"{path}: no GGUF of this architecture, since llama.cpp lacks it. In the way, with what a new run would "
+            f"need instead: {', '.join(obstacles)}."
+        )
     if architecture == "gpt2" and settings.inner_width != 4 * settings.n_embd:
         raise UserError(f"{path}: no GGUF of this architecture: llama.cpp's GPT-2 has n_inner = 4 n_embd alone.")
     if path.exists():
@@ -115,9 +118,8 @@ def _describe(writer: Any, s: ModelSettings, architecture: str) -> None:
 def _arrays(settings: ModelSettings, tensors: dict[str, Tensor], architecture: str) -> dict[str, npt.NDArray[Any]]:
     """The tensors under GGUF's names; zeros where GPT-2's readers expect biases."""
     found: dict[str, npt.NDArray[Any]] = {}
-    shapes = parameter_shapes(replace(settings, bias=architecture == "gpt2"))
-    for name, shape in shapes.items():
-        array = tensors[name].numpy() if name in tensors else np.zeros(shape, np.float32)
+    for name, p in meta_parameters(replace(settings, bias=architecture == "gpt2")).items():
+        array = tensors[name].numpy() if name in tensors else np.zeros(p.shape, np.float32)
         module, _, end = name.rpartition(".")
         if not module.startswith("h."):
             found[f"{OUTER[module]}.{end}"] = array

@@ -8,15 +8,16 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nanogpt_cli.config.schema import ModelSettings
+from nanogpt_cli.config.schema import settings as all_settings
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.foreign import count, field, read_json
-from nanogpt_cli.model.build import check_shapes, parameter_shapes, shapes_of
+from nanogpt_cli.model.build import check_tensors, meta_parameters
 from nanogpt_cli.model.gpt import matrix_heights
 from nanogpt_cli.weights.pretrained import CONFIG, WEIGHTS, needs_extra
 
@@ -25,19 +26,24 @@ OURS = "nanogpt"  # key of our settings in a config.json that we wrote, and mode
 NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq")  # masks and angles that old files carry
 
 _TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("layouts.toml").read_text("utf-8"))
-ACTIVATIONS: dict[str, Literal["gelu_tanh", "gelu"]] = _TABLES["activations"]
+ACTIVATIONS: dict[str, str] = _TABLES["activations"]
+DERIVED = {"n_kv_head": "kv_heads", "head_dim": "head_width", "n_inner": "inner_width", "norm_eps": "eps"}
 
 
 @dataclass(frozen=True)
 class Layout:
     """Where a model type keeps our parameters; layouts.toml explains the fields."""
 
+    family: str
     architecture: str
     prefix: str
     blocks: str
     names: Mapping[str, Sequence[str]]
-    fixed: Mapping[str, Sequence[Any]]
     transposed: tuple[str, ...]
+    sizes: Mapping[str, str]
+    eps: str
+    fixed: Mapping[str, Sequence[Any]]
+    ours: Mapping[str, Sequence[Any]]
 
     def oriented(self, name: str, tensor: Tensor) -> Tensor:
         """Our parameter `name` in their orientation, or theirs in ours."""
@@ -80,81 +86,61 @@ LAYOUTS: dict[str, Layout] = {
 
 def plain(settings: ModelSettings) -> ModelSettings:
     """The same architecture with every size unset that follows from the others."""
-    derived = {"n_kv_head": "kv_heads", "head_dim": "head_width", "n_inner": "inner_width", "norm_eps": "eps"}
-    none: dict[str, Any] = dict.fromkeys(derived)
+    none: dict[str, Any] = dict.fromkeys(DERIVED)
     unset = replace(settings, **none)
-    same = {n: none[n] for n, value in derived.items() if getattr(settings, value) == getattr(unset, value)}
+    same = {n: none[n] for n, value in DERIVED.items() if getattr(settings, value) == getattr(unset, value)}
     return replace(settings, **same)
 
 
 def leaves_as(settings: ModelSettings) -> tuple[str, list[str]]:
     """The model type that other programs know this architecture as, or "" and what stands in the way.
 
-    The obstacles are settings, as `name = value`, that the nearest type does not have.
+    An obstacle is a setting, as `name = value`, with the flag that makes a new run fit the nearest type.
     """
-    s = plain(settings)
-    gpt2 = {
-        "position": s.position == "learned",
-        "norm": s.norm == "layernorm",
-        "activation": s.activation in ACTIVATIONS.values(),
-        "qk_norm": not s.qk_norm,
-        "n_kv_head": s.n_kv_head is None,
-        "head_dim": s.head_dim is None,
-    }
-    llama = {
-        "position": s.position == "rotary",
-        "rope_theta": s.rope_theta is not None,
-        "norm": s.norm == "rmsnorm",
-        "activation": s.activation == "swiglu",
-        "bias": not s.bias,
-        "qk_gain": s.qk_gain == s.qk_norm,
-        "n_head": s.n_embd % s.n_head == 0,  # Transformers asks for it
-    }
-    both = {"embed_norm": not s.embed_norm, "logit_softcap": s.logit_softcap == 0}
-    wrong = [[name for name, fits in (tests | both).items() if not fits] for tests in (gpt2, llama)]
-    if not wrong[0]:
-        return "gpt2", []
-    if not wrong[1]:
-        return ("qwen3" if s.qk_norm else "llama"), []
-    return "", [f"{name} = {getattr(s, name)}" for name in min(wrong, key=len)]
+    s, wrong = plain(settings), {}
+    for kind in ("gpt2", "qwen3" if s.qk_norm else "llama"):
+        needed = {name: allowed[0] for name, allowed in LAYOUTS[kind].ours.items() if getattr(s, name) not in allowed}
+        if kind == "gpt2":
+            needed |= {name: None for name in ("n_kv_head", "head_dim") if getattr(s, name) is not None}
+        else:
+            needed |= {} if s.rope_theta else {"rope_theta": 10000}
+            needed |= {"n_head": "N, a divisor of n_embd"} if s.n_embd % s.n_head else {}  # Transformers asks for it
+        if not needed:
+            return kind, []
+        wrong[kind] = [f"{name} = {getattr(s, name)} ({_flag(name, value)})" for name, value in needed.items()]
+    return "", min(wrong.values(), key=len)
+
+
+def _flag(name: str, value: Any) -> str:
+    flag = all_settings()[name].flag
+    if isinstance(value, bool):
+        return flag if value else flag.replace("--", "--no-", 1)
+    return f"{flag} {'none' if value is None else value}"
 
 
 def config_of(settings: ModelSettings, kind: str) -> dict[str, Any]:
     """What config.json says of an architecture of this model type, for Transformers 4 and 5."""
-    s = settings
-    common = {
+    layout, s = LAYOUTS[kind], asdict(settings)
+    sizes = s | {name: getattr(settings, value) for name, value in DERIVED.items()}
+    found = {
         "model_type": kind,
-        "architectures": [LAYOUTS[kind].architecture],
-        "vocab_size": s.vocab_size,
-        "tie_word_embeddings": s.tie_weights,
+        "architectures": [layout.architecture],
+        "tie_word_embeddings": settings.tie_weights,
+        layout.eps: settings.eps,
+        **{theirs: sizes[ours] for ours, theirs in layout.sizes.items()},
+        **{key: allowed[0] for key, allowed in layout.fixed.items()},
     }
     if kind == "gpt2":
-        return common | {
-            "n_positions": s.block_size,
-            "n_ctx": s.block_size,  # llama.cpp's converter asks for it
-            "n_embd": s.n_embd,
-            "n_layer": s.n_layer,
-            "n_head": s.n_head,
-            "n_inner": s.n_inner,
-            "activation_function": "gelu" if s.activation == "gelu" else "gelu_new",
-            "layer_norm_epsilon": s.eps,
+        found |= {
+            "n_ctx": settings.block_size,  # llama.cpp's converter asks for it
+            "activation_function": "gelu" if settings.activation == "gelu" else "gelu_new",
             **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-            OURS: asdict(s),
+            OURS: s,
         }
-    return common | {
-        "hidden_size": s.n_embd,
-        "intermediate_size": s.inner_width,
-        "num_hidden_layers": s.n_layer,
-        "num_attention_heads": s.n_head,
-        "num_key_value_heads": s.kv_heads,
-        "head_dim": s.head_width,
-        "max_position_embeddings": s.block_size,
-        "hidden_act": "silu",
-        "rms_norm_eps": s.eps,
-        "attention_bias": False,
-        "rope_theta": s.rope_theta,  # Transformers 4; 5 reads the table
-        "rope_parameters": {"rope_type": "default", "rope_theta": s.rope_theta},
-    }
+    else:
+        theta = {"rope_theta": settings.rope_theta}  # Transformers 4; 5 reads the table
+        found |= {**theta, "rope_parameters": {"rope_type": "default", **theta}}
+    return found
 
 
 def settings_of(config: dict[str, Any], path: Path) -> ModelSettings:
@@ -162,48 +148,23 @@ def settings_of(config: dict[str, Any], path: Path) -> ModelSettings:
     kind = config.get("model_type")
     if kind not in LAYOUTS:
         raise UserError(f"{path}: model_type is {kind!r}; {', '.join(LAYOUTS)} can be read.")
-    for key, allowed in LAYOUTS[kind].fixed.items():
+    layout = LAYOUTS[kind]
+    for key, allowed in layout.fixed.items():
         if config.get(key, allowed[0]) not in allowed:
             raise UserError(f"{path}: {key} is {config[key]!r}; readable is {' or '.join(map(repr, allowed))}.")
-
-    def size(key: str) -> int:
-        return count(config, key, path)
-
-    def optional(key: str) -> int | None:
-        return None if config.get(key) is None else size(key)
-
-    found: dict[str, Any]
+    found: dict[str, Any] = {name: allowed[0] for name, allowed in layout.ours.items()}
     if kind == "gpt2":
-        found = {
-            "n_layer": size("n_layer"),
-            "n_head": size("n_head"),
-            "n_embd": size("n_embd"),
-            "n_inner": optional("n_inner"),
-            "block_size": size("n_positions" if "n_positions" in config else "n_ctx"),
-            "activation": ACTIVATIONS[config.get("activation_function", "gelu_new")],
-            "norm_eps": config.get("layer_norm_epsilon", 1e-5),
-        }
+        found["activation"] = ACTIVATIONS[config.get("activation_function", "gelu_new")]
+        config = {"n_positions": config.get("n_ctx"), **config}
     else:
-        found = {
-            "n_layer": size("num_hidden_layers"),
-            "n_head": size("num_attention_heads"),
-            "n_kv_head": optional("num_key_value_heads"),
-            "head_dim": 128 if kind == "qwen3" and "head_dim" not in config else optional("head_dim"),
-            "n_embd": size("hidden_size"),
-            "n_inner": size("intermediate_size"),
-            "block_size": size("max_position_embeddings"),
-            "bias": False,
-            "activation": "swiglu",
-            "position": "rotary",
-            "rope_theta": _rope_theta(config, path),
-            "norm": "rmsnorm",
-            "norm_eps": config.get("rms_norm_eps", 1e-6),
-            "qk_norm": kind == "qwen3",
-            "qk_gain": kind == "qwen3",
-        }
-    tied = config.get("tie_word_embeddings", kind == "gpt2")
+        found["rope_theta"] = _rope_theta(config, path)
+        config = ({"head_dim": 128} if kind == "qwen3" else {}) | config  # as their class has it
+    for ours, theirs in layout.sizes.items():
+        if ours not in DERIVED or config.get(theirs) is not None:
+            found[ours] = count(config, theirs, path)
+    found |= {"norm_eps": config.get(layout.eps), "tie_weights": config.get("tie_word_embeddings", kind == "gpt2")}
     try:
-        settings = ModelSettings(vocab_size=size("vocab_size"), tie_weights=tied, **found)
+        settings = ModelSettings(**found)
     except UserError as error:
         raise UserError(f"{path}: not the description of a {kind}: {error}") from None
     for _, problem in settings.contradictions():
@@ -242,7 +203,7 @@ def read_folder(folder: Path) -> ModelFolder:
     stored = dict(_stored(folder))
     if config.get("model_type") == OURS:
         settings = _own_settings(config, path)
-        check_shapes(shapes_of(stored), parameter_shapes(settings), str(folder))
+        check_tensors(stored, meta_parameters(settings), str(folder))
         return ModelFolder(settings, stored, ())
     settings, notes = settings_of(config, path), []
     layout = LAYOUTS[config["model_type"]]
@@ -259,9 +220,8 @@ def read_folder(folder: Path) -> ModelFolder:
             settings = replace(settings, tie_weights=False)
     if settings.n_layer > len(stored):
         raise UserError(f"{path}: {settings.n_layer:,} layers, but there are {len(stored):,} tensors in all.")
-    names = parameter_shapes(settings)
-    meta = {name: torch.empty(shape, device="meta") for name, shape in names.items()}
-    check_shapes(shapes_of(stored), shapes_of(layout.to_theirs(settings, meta)), str(folder))
+    names = meta_parameters(settings)
+    check_tensors(stored, layout.to_theirs(settings, names), str(folder))
     tensors = layout.from_theirs(names, stored)
     if OURS in config and not _own_settings(config, path).bias:
         settings, tensors = _without_zero_biases(settings, tensors)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.errors import UserError, typed
-from nanogpt_cli.model.build import check_shapes, parameter_shapes, shapes_of
+from nanogpt_cli.model.build import check_tensors, meta_parameters
 
 WRAPPERS = ("module.", "_orig_mod.")
 PREFIX = "transformer."
@@ -38,7 +38,7 @@ def from_nanogpt(content: dict[str, Any], source: str) -> NanoGPTCheckpoint:
     settings = _settings(content["model_args"], source)
     named = {_our_name(name): tensor for name, tensor in content["model"].items()}
     tensors = {name: tensor for name, tensor in named.items() if name != HEAD and not name.endswith(MASK)}
-    check_shapes(shapes_of(tensors), parameter_shapes(settings), source)
+    check_tensors(tensors, meta_parameters(settings), source)
     config = content.get("config") or {}
     best = content.get("best_val_loss")
     return NanoGPTCheckpoint(

@@ -8,14 +8,11 @@ import json
 from itertools import pairwise
 from typing import Any
 
+from nanogpt_cli.data.bpe import LETTERS
 from nanogpt_cli.data.tokenizers import BytesTokenizer, CharTokenizer, Tokenizer, gpt2_files
 from nanogpt_cli.progress import QUIET, Progress
 
 END = "<|endoftext|>"
-# printable characters stand for themselves, the other bytes for those from 256 on (GPT-2's encoder.py)
-_PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-BYTE_LETTERS = {**{b: chr(b) for b in _PRINTABLE}, **{b: chr(256 + i) for i, b in enumerate(_OTHERS)}}
 
 
 def tokenizer_files(tokenizer: Tokenizer, context: int, progress: Progress = QUIET) -> dict[str, bytes]:
@@ -55,16 +52,16 @@ def describe(tokenizer: Tokenizer, progress: Progress = QUIET) -> dict[str, Any]
         model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unknown>"}  # which the table lacks
         return _parts(model, split, {"type": "Fuse"})
     if isinstance(tokenizer, BytesTokenizer):
-        return _bpe({BYTE_LETTERS[byte]: byte for byte in range(256)}, [], tokenizer.eot, None)
+        return _bpe({LETTERS[byte]: byte for byte in range(256)}, [], tokenizer.eot)
     if tokenizer.kind == "gpt2":
         files = gpt2_files(progress)
         vocabulary = json.loads(files["vocab.json"])
         lines = files["merges.txt"].decode().splitlines()[1:]  # the first says what it is
-        return _bpe(vocabulary, [line.split(" ") for line in lines if line], tokenizer.eot, "")
+        return _bpe(vocabulary, [line.split(" ") for line in lines if line], tokenizer.eot)
     table = tokenizer.to_toml()
     if tokenizer.kind == "bpe" and table["pattern"] == "gpt2":
         tokens = table["tokens"].split(" ")  # as GPT-2 writes bytes, in the order of the merges
-        return _bpe({token: i for i, token in enumerate(tokens)}, _merges(tokens), tokenizer.eot, "")
+        return _bpe({token: i for i, token in enumerate(tokens)}, _merges(tokens), tokenizer.eot)
     return None
 
 
@@ -82,16 +79,11 @@ def _merges(tokens: list[str]) -> list[list[str]]:
     return found
 
 
-def _bpe(vocabulary: dict[str, int], merges: list[list[str]], eot: int | None, pattern: str | None) -> dict[str, Any]:
-    """`pattern` cuts a text before merging: "" is GPT-2's own, None does not cut."""
+def _bpe(vocabulary: dict[str, int], merges: list[list[str]], eot: int | None) -> dict[str, Any]:
+    """A text is cut by GPT-2's pattern before merging."""
     vocabulary = {token: number for token, number in vocabulary.items() if number != eot}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": pattern == ""}
-    before: dict[str, Any] = byte_level
-    if pattern:
-        split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-        before = {"type": "Sequence", "pretokenizers": [split, byte_level]}
-    model = {"type": "BPE", "vocab": vocabulary, "merges": merges, "ignore_merges": True}
-    return _parts(model, before, byte_level, eot)
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": bool(merges)}
+    return _parts({"type": "BPE", "vocab": vocabulary, "merges": merges, "ignore_merges": True}, level, level, eot)
 
 
 def _parts(

@@ -79,7 +79,7 @@ def test_a_modern_architecture_says_that_it_is_no_gpt2(call: Call) -> None:
     make_run(Path("runs/a"), settings)
     code, _, err = call("a", "out")
     assert code == 0
-    assert "none that others know (position = rotary, norm = rmsnorm, activation = relu2)" in err
+    assert "position = rotary (--position learned), norm = rmsnorm (--norm layernorm), activation = relu2 (" in err
     assert json.loads(Path("out/config.json").read_text())["model_type"] == "nanogpt"
     idx = torch.arange(10)[None]
     assert torch.equal(load_model("out").model(idx), random_model(settings)(idx))

@@ -17,7 +17,7 @@ from nanogpt_cli.inference.tasks import TASKS, read_questions, run_task, score_e
 from nanogpt_cli.machine.device import choose_compute
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.weights import pretrained as hub
-from tests.models import ALPHABET, SETTINGS, random_model
+from tests.models import ALPHABET, SETTINGS, exported, random_model
 
 COMPUTE = choose_compute(SystemSettings(device="cpu", dtype="float32"), SETTINGS)
 LONG = replace(SETTINGS, block_size=64)
@@ -109,10 +109,8 @@ def test_a_greedy_ending_is_right(tmp_path: Path) -> None:
 
 def test_transformers_gives_the_same_likelihoods(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers (extra dev) is not installed")
-    from nanogpt_cli.weights.export import export_model
-
     model = random_model(LONG)
-    export_model(model, tmp_path / "hf", tokenizer_size=None, files={}, eot=None)
+    exported(model, tmp_path / "hf")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
     questions = read_questions(TASKS["hellaswag"], write_lines(tmp_path / "a.jsonl", HELLASWAG), ALPHABET)
     rows = [(q.context, e) for q in questions for e in q.endings]

@@ -9,28 +9,26 @@ import pytest
 import torch
 
 from nanogpt_cli.config.schema import ModelSettings
+from nanogpt_cli.data.tokenizers import CharTokenizer, get_tokenizer
 from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.files import TEMPORARY_PREFIX, DiskFullError
-from nanogpt_cli.model.build import build_model, parameter_shapes
+from nanogpt_cli.model.build import build_model, meta_parameters
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.weights import export
-from nanogpt_cli.weights.export import export_model
 from nanogpt_cli.weights.hugging_face import read_folder
+from tests.models import exported
 
 pytest.importorskip("safetensors", reason="the extra hf is not installed")
 
 GPT2 = ModelSettings(n_layer=2, n_head=2, n_embd=16, block_size=32, vocab_size=40)
+TOKENIZER = {"tokenizer.toml", "tokenizer.json", "tokenizer_config.json"}
 IDX = torch.arange(30)[None] % 33
 
 
 def random_model(settings: ModelSettings) -> GPT:
     generator = torch.Generator().manual_seed(5)
-    weights = {n: torch.randn(s, generator=generator) * 0.3 for n, s in parameter_shapes(settings).items()}
+    weights = {n: torch.randn(p.shape, generator=generator) * 0.3 for n, p in meta_parameters(settings).items()}
     return build_model(settings, weights, "")
-
-
-def exported(model: GPT, folder: Path, **more: Any) -> export.Exported:
-    return export_model(model, folder, **{"tokenizer_size": None, "files": {}, "eot": 3, **more})
 
 
 @pytest.mark.parametrize(
@@ -65,7 +63,7 @@ def test_a_saved_copy_of_transformers_comes_back_with_the_same_bits(tmp_path: Pa
 
 def test_padding_rows_are_cut_and_logits_stay(tmp_path: Path) -> None:
     model = random_model(GPT2)
-    done = exported(model, tmp_path / "out", tokenizer_size=33)
+    done = exported(model, tmp_path / "out", CharTokenizer(map(chr, range(65, 98))))
     settings, tensors, _ = read_folder(tmp_path / "out")
     assert settings.vocab_size == 33
     assert torch.allclose(build_model(settings, tensors, "")(IDX), model(IDX)[..., :33], atol=1e-6)
@@ -109,7 +107,7 @@ def test_the_config_has_what_other_readers_ask_for(tmp_path: Path) -> None:
 )
 def test_other_architectures_get_our_own_format_and_say_so(tmp_path: Path, changes: dict[str, Any]) -> None:
     model = random_model(replace(GPT2, **changes))
-    done = exported(model, tmp_path / "out", tokenizer_size=33)
+    done = exported(model, tmp_path / "out", CharTokenizer(map(chr, range(65, 98))))
     assert done.format == "nanogpt"
     assert "none that others know" in done.notes[0]
     assert f"{next(iter(changes))} = " in done.notes[0]
@@ -143,9 +141,9 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 def test_an_empty_folder_and_missing_parents_are_taken(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     exported(random_model(GPT2), tmp_path / "a")
-    exported(random_model(GPT2), tmp_path / "b" / "c", files={"tokenizer.toml": b"x = 1\n"})
+    exported(random_model(GPT2), tmp_path / "b" / "c", get_tokenizer("bytes"))
     names = {path.name for path in (tmp_path / "b" / "c").iterdir()}
-    assert names == {"model.safetensors", "config.json", "generation_config.json", "tokenizer.toml"}
+    assert names == {"model.safetensors", "config.json", "generation_config.json", "README.md", *TOKENIZER}
     (tmp_path / "plain.txt").write_text("")
     modes = {path.stat().st_mode for path in (tmp_path / "b" / "c").iterdir()}
     assert modes == {(tmp_path / "plain.txt").stat().st_mode}

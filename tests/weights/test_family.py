@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 
 from nanogpt_cli.config.schema import ModelSettings
+from nanogpt_cli.data.tokenizers import CharTokenizer
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.model.build import build_model
 from nanogpt_cli.model.generate import Sampling, generate
-from nanogpt_cli.weights.export import export_model
 from nanogpt_cli.weights.hugging_face import leaves_as, read_folder
-from tests.models import LLAMA, MODERN, QWEN3, random_model
+from tests.models import LLAMA, MODERN, QWEN3, exported, random_model
 
 pytest.importorskip("safetensors", reason="the extra hf is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers (extra dev) is not installed")
@@ -92,7 +92,7 @@ def test_transformers_gives_equal_logits_and_importing_again_equal_bits(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     model = random_model(replace(SETTINGS, **changes))
-    done = export_model(model, tmp_path / "out", tokenizer_size=45, files={}, eot=3)
+    done = exported(model, tmp_path / "out", CharTokenizer(map(chr, range(65, 110))))
     assert done.format == ("qwen3" if changes.get("qk_norm") else "llama")
     theirs, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report.values())
@@ -109,10 +109,13 @@ def test_transformers_gives_equal_logits_and_importing_again_equal_bits(
 
 
 def test_what_cannot_leave_says_why() -> None:
-    assert leaves_as(replace(SETTINGS, **{**QWEN3, "qk_gain": False})) == ("", ["qk_gain = False"])
-    assert leaves_as(replace(SETTINGS, **LLAMA, logit_softcap=15.0)) == ("", ["logit_softcap = 15.0"])
+    assert leaves_as(replace(SETTINGS, **{**QWEN3, "qk_gain": False})) == ("", ["qk_gain = False (--qk-gain)"])
+    assert leaves_as(replace(SETTINGS, **LLAMA, logit_softcap=15.0)) == (
+        "",
+        ["logit_softcap = 15.0 (--logit-softcap 0.0)"],
+    )
     kind, obstacles = leaves_as(replace(SETTINGS, **MODERN))
-    assert (kind, "activation = relu2" in obstacles) == ("", True)
+    assert (kind, "activation = relu2 (--activation gelu_tanh)" in obstacles) == ("", True)
     assert leaves_as(replace(SETTINGS, n_head=4, n_kv_head=4, n_inner=128)) == ("gpt2", [])
 
 

@@ -66,7 +66,7 @@ def test_what_llama_cpp_lacks_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     make_run(Path("runs/modern"), replace(GPT2, **MODERN), get_tokenizer("gpt2"))
     for words, said in (
         (["chars", "a.gguf"], "--tokenizer gpt2 or bpe:4096"),
-        (["modern", "a.gguf"], "no GGUF of this architecture, since llama.cpp lacks it: "),
+        (["modern", "a.gguf"], "no GGUF of this architecture, since llama.cpp lacks it. In the way, with"),
         (["chars", "a.gguf", "--dtype", "float16"], "--type f32, f16 or q8_0"),
         (["chars", "folder", "--type", "f16"], "--dtype belongs to a folder"),
     ):

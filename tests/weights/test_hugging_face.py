@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.errors import NanogptError, UserError
-from nanogpt_cli.model.build import build_model, crop_block_size, parameter_shapes
+from nanogpt_cli.model.build import build_model, crop_block_size, meta_parameters
 from nanogpt_cli.model.generate import Sampling, generate
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.weights import pretrained as hub
@@ -41,7 +41,7 @@ SHAPES = [(1, 1, 8, 16, 11), (2, 2, 16, 32, 65), (3, 3, 27, 24, 257), (2, 5, 40,
 def random_weights(settings: ModelSettings, seed: int = 0) -> dict[str, torch.Tensor]:
     """Weights that are nowhere zero or one, so that no mistake hides."""
     generator = torch.Generator().manual_seed(seed)
-    return {n: torch.randn(s, generator=generator) * 0.3 for n, s in parameter_shapes(settings).items()}
+    return {n: torch.randn(p.shape, generator=generator) * 0.3 for n, p in meta_parameters(settings).items()}
 
 
 def write_folder(folder: Path, tensors: dict[str, torch.Tensor], prefix: str = "", **changes: Any) -> Path:

@@ -15,9 +15,17 @@ from nanogpt_cli.errors import UserError
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.runs.checkpoint import save_checkpoint
 from nanogpt_cli.weights import load as loading
-from nanogpt_cli.weights.export import export_model
 from nanogpt_cli.weights.load import load_model
-from tests.models import ALPHABET, SETTINGS, checkpoint, make_run, nanogpt_checkpoint, random_model, random_weights
+from tests.models import (
+    ALPHABET,
+    SETTINGS,
+    checkpoint,
+    exported,
+    make_run,
+    nanogpt_checkpoint,
+    random_model,
+    random_weights,
+)
 
 NANOGPT = replace(SETTINGS, bias=False, activation="gelu")
 
@@ -80,7 +88,7 @@ def test_bare_words_are_paths_then_runs_then_model_names(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(loading, "hub_directory", folder)
     pytest.importorskip("safetensors", reason="the extra hf is not installed")
-    export_model(random_model(SETTINGS), Path("gpt2-folder"), tokenizer_size=None, files={}, eot=None)
+    exported(random_model(SETTINGS), Path("gpt2-folder"))
     loaded = load_model("gpt2_medium")
     assert (asked, loaded.released) == (["gpt2-medium"], "gpt2-medium")
     assert loaded.tokenizer is not None
@@ -221,7 +229,9 @@ class TestFolders:
         pytest.importorskip("safetensors", reason="the extra hf is not installed")
 
     def export(self, settings: ModelSettings = SETTINGS, **files: bytes) -> None:
-        export_model(random_model(settings), Path("hf"), tokenizer_size=None, files=files, eot=None)
+        exported(random_model(settings), Path("hf"))
+        for name, content in files.items():
+            Path("hf", name).write_bytes(content)
 
     def test_ours_with_its_tokenizer(self) -> None:
         import tomli_w

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import tiktoken
 
+from nanogpt_cli.data.bpe import LETTERS
 from nanogpt_cli.data.tokenizers import BytesTokenizer, CharTokenizer, TiktokenTokenizer, Tokenizer, get_tokenizer
 from nanogpt_cli.errors import UserError
-from nanogpt_cli.weights.tokenizer_json import BYTE_LETTERS, tokenizer_files
+from nanogpt_cli.weights.tokenizer_json import tokenizer_files
 
 transformers = pytest.importorskip("transformers", reason="transformers (extra dev) is not installed")
 
@@ -47,7 +48,7 @@ class OwnEncoding(TiktokenTokenizer):
         return tiktoken.Encoding("own", pat_str=words, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 700})
 
     def to_toml(self) -> dict[str, Any]:
-        words = ("".join(BYTE_LETTERS[byte] for byte in token) for token in self.tokens)
+        words = ("".join(LETTERS[byte] for byte in token) for token in self.tokens)
         return {"kind": "bpe", "pattern": "gpt2", "tokens": " ".join(words)}
 
 
