@@ -18,7 +18,7 @@ from nanogpt_cli.model.generate import Sampling
 from nanogpt_cli.runs.metrics import columns, read_metrics
 from nanogpt_cli.training.request import ResumeRequest, TrainRequest
 from nanogpt_cli.training.start import start
-from nanogpt_cli.view.plain import SilentView, View
+from nanogpt_cli.view.plain import View
 from nanogpt_cli.weights.load import LoadedModel, load_model
 from nanogpt_cli.weights.resolve import find_run
 
@@ -105,7 +105,7 @@ def train(preset: str | None = None, *, run: str | Path | None = None, view: Vie
     """
     layers = (*([preset_layer(preset)] if preset else []), _arguments(given))
     request = TrainRequest(layers, Path(run) if run else None)
-    return start(request.plan(), view=view or SilentView()).run.path
+    return start(request.plan(), view=view or View()).run.path
 
 
 def resume(run: str | Path, *, view: View | None = None, **changes: Any) -> Path:
@@ -114,7 +114,7 @@ def resume(run: str | Path, *, view: View | None = None, **changes: Any) -> Path
     Raises:
         UserError: nothing to continue, or a change that a run cannot take.
     """
-    return start(ResumeRequest(str(run), _arguments(changes)).plan(), view=view or SilentView()).run.path
+    return start(ResumeRequest(str(run), _arguments(changes)).plan(), view=view or View()).run.path
 
 
 def metrics(run: str | Path) -> dict[str, list[float | None]]:

@@ -11,10 +11,10 @@ from nanogpt_cli.config.layers import Layer, combine, flag_layer
 from nanogpt_cli.training.plan import Plan, plan_run
 from nanogpt_cli.training.resume import plan_resume
 from nanogpt_cli.training.start import Outcome, start
-from nanogpt_cli.view.plain import SilentView
+from nanogpt_cli.view.plain import View
 
 
-class Remembering(SilentView):
+class Remembering(View):
     """A view that keeps what it is told."""
 
     def __init__(self) -> None:

@@ -14,9 +14,9 @@ def make_view(stream: TextIO | None = None, rank: int = 0, log_file: Path | None
     `stream` is standard error if it is not given; `log_file` gets every line as well.
     """
     from nanogpt_cli.view.live import LiveView, usable_terminal
-    from nanogpt_cli.view.plain import PlainView, SilentView
+    from nanogpt_cli.view.plain import PlainView, View
 
     stream = sys.stderr if stream is None else stream
     if rank != 0:
-        return SilentView()
+        return View()
     return LiveView(stream, log_file) if usable_terminal(stream) else PlainView(stream, log_file)

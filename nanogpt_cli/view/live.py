@@ -38,7 +38,6 @@ class LiveView(PlainView):
         self, stream: TextIO, log_file: Path | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(None, log_file, clock)
-        self._stream = stream
         self._console = Console(file=stream, highlight=False, markup=False, emoji=False)
         self._live: Live | None = None
         self._drawn_at, self._width = -math.inf, 0
@@ -123,12 +122,12 @@ class LiveView(PlainView):
             try:
                 live.stop()
             except OSError:
-                give_up(self._stream)
+                give_up(self._console.file)  # type: ignore[arg-type]
 
     def _in_background(self) -> bool:
         """Whether the shell runs other work in front, whose screen must not be drawn over."""
         try:
-            return os.tcgetpgrp(self._stream.fileno()) != os.getpgrp()
+            return os.tcgetpgrp(self._console.file.fileno()) != os.getpgrp()
         except (OSError, AttributeError):  # no job control here
             return False
 
@@ -160,7 +159,7 @@ class LiveView(PlainView):
         yield "val", losses + self._best
         yield from self._step_rows(report) if report else ((label, "-") for label in ("lr", "speed", "MFU"))
         skipped = f"   {report.skipped} updates skipped" if report and report.skipped else ""
-        yield "time", f"{duration(self.pace.elapsed)} elapsed   {duration(self.pace.left(step, last))} left{skipped}"
+        yield "time", f"{duration(self.clock() - self._began)} elapsed   {duration(self.left(step))} left{skipped}"
         yield "writes", Text(self._sample)
         yield "saved", f"step {self._saved[0]:,}, {duration(self.clock() - self._saved[1])} ago" if self._saved else "-"
 

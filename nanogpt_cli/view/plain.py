@@ -59,7 +59,7 @@ class EvalReport:
 
 
 class View:
-    """What the training loop tells whoever watches, and the silent view: ranks but the first show nothing.
+    """What the training loop tells whoever watches. This one is silent: ranks but the first show nothing.
 
     Every call is cheap, and none of them raises because a terminal was lost.
     """
@@ -92,69 +92,57 @@ class View:
         """Leave the terminal as it was."""
 
 
-SilentView = View
-
-
-class Output:
-    """Lines to a stream and a log file. Neither a closed pipe nor a lost terminal nor a full disk ends a training."""
-
-    def __init__(self, stream: TextIO | None, log_file: Path | None) -> None:
-        self._stream = stream
-        self._log: OwnFile | None = None
-        if log_file is not None:
-            own_folder(log_file.parent)
-            self._log = open_own(log_file, append=True)
-
-    def line(self, text: str) -> None:
-        text = escaped(text)
-        if self._stream is not None:
-            try:
-                self._stream.write(text + "\n")
-                self._stream.flush()
-            except OSError:
-                give_up(self._stream)
-                self._stream = None
-        if self._log is not None:
-            with contextlib.suppress(OSError):  # there may be room again for the next line
-                self._log.write(f"{text}\n".encode(errors="replace"))
-
-    def close(self) -> None:
-        if self._log is not None:
-            with contextlib.suppress(OSError):
-                self._log.close()
-
-
 class PlainView(View):
-    """One line of fixed order and width a log interval, and at least one every 30 s; no escape codes."""
+    """One line of fixed order and width a log interval, and at least one every 30 s; no escape codes.
+
+    Lines go to a stream and a log file. Neither a closed pipe nor a lost terminal nor a full disk ends a training.
+    """
 
     def __init__(
         self, stream: TextIO | None, log_file: Path | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.clock = clock
-        self.pace = Pace(clock)
-        self._output = Output(stream, log_file)
+        self.clock, self._stream = clock, stream
+        self._log: OwnFile | None = None
+        if log_file is not None:
+            own_folder(log_file.parent)
+            self._log = open_own(log_file, append=True)
         self._watch = OverfitWatch()
         self._written = -math.inf  # when
 
     def start(self, start: Start) -> None:
-        self._start, self.pace = start, Pace(self.clock)
+        self._start, self._began = start, self.clock()
+        self._first: tuple[int, float] | None = None  # update and when: it may hold a compilation
         if start.peak_tflops is not None:
             of = f"{peak(start.peak_tflops)} ({start.peak_source})"
             self._line(f"mfu is one device's share of {of}; tok/s is over all ranks")
 
     def step(self, report: StepReport) -> None:
-        self.pace.step(report.step)
+        self._first = self._first or (report.step, self.clock())
         if report.step == 1 and report.loss is not None:
             self.warn(first_loss_hint(report.loss, self._start.vocab_size))
-        if report.window_loss is not None or self._silent_for_long():
-            self._line(step_line(report, self._start, self.pace.left(report.step, self._start.max_iters)))
+        if report.window_loss is None and not self._silent_for_long():
+            return
+        loss = report.window_loss if report.window_loss is not None else report.loss
+        fields = [
+            self._counter(report.step),
+            f"loss {number(loss, '7.4f')}",
+            f"lr {report.lr:8.2e}",
+            f"norm {number(report.grad_norm, '6.2f')}",
+            f"{report.step_ms:7.1f} ms",
+            f"{quantity(report.tokens_per_s):>6} tok/s",
+            f"mfu {mfu(report, self._start):>6}",
+            f"left {duration(self.left(report.step)):>7}",
+            *([f"skipped {report.skipped}"] if report.skipped else []),
+        ]
+        self._line("  ".join(fields))
 
     def evaluating(self, done: int, total: int) -> None:
         if self._silent_for_long():
             self._line(f"evaluating, {done} of {total} batches")
 
     def evaluated(self, report: EvalReport) -> None:
-        self._line(eval_line(report, self._start))
+        losses = f"val  {report.val_loss:7.4f}  train {report.train_loss:7.4f}"  # under those of a step
+        self._line(f"{self._counter(report.step)}  {losses}{'  best so far' * report.best}")
         self.warn(self._watch.evaluated(report.step, report.val_loss, report.train_loss))
 
     def saved(self, step: int, path: Path, seconds: float) -> None:
@@ -168,65 +156,37 @@ class PlainView(View):
             self.say(f"note: {text}")
 
     def close(self) -> None:
-        self._output.close()
+        if self._log is not None:
+            with contextlib.suppress(OSError):
+                self._log.close()
+
+    def left(self, step: int) -> float | None:
+        """Seconds until the last update by the wall clock, evaluations and saves included; None if it cannot be told."""
+        if self._first is None or step <= self._first[0]:
+            return None
+        first, began = self._first
+        return (self.clock() - began) / (step - first) * (self._start.max_iters - step)
+
+    def _counter(self, step: int) -> str:
+        """Step of steps, as wide for the first as for the last."""
+        last = str(self._start.max_iters)
+        return f"step {step:{len(last)}}/{last}"
 
     def _silent_for_long(self) -> bool:
         return self.clock() - self._written >= LONGEST_SILENCE
 
     def _line(self, text: str) -> None:
-        self._written = self.clock()
-        self._output.line(text)
-
-
-class Pace:
-    """Time left, from the wall clock since the first update, which may hold a compilation and is left out."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._first: tuple[int, float] | None = None
-        self._began = clock()
-
-    @property
-    def elapsed(self) -> float:
-        return self._clock() - self._began
-
-    def step(self, step: int) -> None:
-        if self._first is None:
-            self._first = (step, self._clock())
-
-    def left(self, step: int, last: int) -> float | None:
-        """Seconds until update `last`, evaluations and saves included; None until it can be told."""
-        if self._first is None or step <= self._first[0]:
-            return None
-        first, began = self._first
-        return (self._clock() - began) / (step - first) * (last - step)
-
-
-def step_line(report: StepReport, start: Start, left: float | None) -> str:
-    """One line of fixed order and width; - is not known yet, n/a cannot be known."""
-    loss = report.window_loss if report.window_loss is not None else report.loss
-    fields = [
-        counter(report.step, start.max_iters),
-        f"loss {number(loss, '7.4f')}",
-        f"lr {report.lr:8.2e}",
-        f"norm {number(report.grad_norm, '6.2f')}",
-        f"{report.step_ms:7.1f} ms",
-        f"{quantity(report.tokens_per_s):>6} tok/s",
-        f"mfu {mfu(report, start):>6}",
-        f"left {duration(left):>7}",
-    ]
-    return "  ".join(fields) + (f"  skipped {report.skipped}" if report.skipped else "")
-
-
-def eval_line(report: EvalReport, start: Start) -> str:
-    """The line of an evaluation, its columns under those of a step."""
-    best = "  best so far" if report.best else ""
-    return f"{counter(report.step, start.max_iters)}  val  {report.val_loss:7.4f}  train {report.train_loss:7.4f}{best}"
-
-
-def counter(step: int, last: int) -> str:
-    """Step of steps, as wide for the first as for the last."""
-    return f"step {step:{len(str(last))}}/{last}"
+        self._written, text = self.clock(), escaped(text)
+        if self._stream is not None:
+            try:
+                self._stream.write(text + "\n")
+                self._stream.flush()
+            except OSError:
+                give_up(self._stream)
+                self._stream = None
+        if self._log is not None:
+            with contextlib.suppress(OSError):  # there may be room again for the next line
+                self._log.write(f"{text}\n".encode(errors="replace"))
 
 
 def number(value: float | None, form: str) -> str:

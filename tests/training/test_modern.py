@@ -8,7 +8,7 @@ from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.presets import preset_layer
 from nanogpt_cli.training.plan import plan_run
 from nanogpt_cli.training.start import start
-from nanogpt_cli.view.plain import SilentView
+from nanogpt_cli.view.plain import View
 from tests.conftest import write_data_set
 
 STEPS = 150
@@ -24,7 +24,7 @@ def val_loss(folder: Path, preset: str, data: Path, **optim: Any) -> float:
     """After STEPS updates of the preset's recipe, cut down to a small model."""
     changes = {**SMALL, "data": {"dataset": data.name, "data_dir": str(data)}, "optim": {**SMALL["optim"], **optim}}
     layered = combine(preset_layer(preset), Layer("small", changes))
-    outcome = start(plan_run(layered, folder / preset), view=SilentView())
+    outcome = start(plan_run(layered, folder / preset), view=View())
     assert outcome.best_loss is not None
     return outcome.best_loss
 

@@ -21,9 +21,9 @@ from nanogpt_cli.view.live import History, LiveView, usable_terminal
 from nanogpt_cli.view.plain import (
     EvalReport,
     PlainView,
-    SilentView,
     Start,
     StepReport,
+    View,
     duration,
     peak,
     quantity,
@@ -404,7 +404,7 @@ class TestWhere:
 
     def test_other_ranks_are_silent(self, terminal: Terminal, tmp_path: Path) -> None:
         view = make_view(terminal, rank=1, log_file=tmp_path / "train.log")
-        assert type(view) is SilentView
+        assert type(view) is View
         view.start(START)
         view.step(FIRST)
         view.warn("x")
