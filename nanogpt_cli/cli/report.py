@@ -144,8 +144,7 @@ def _close(plan: "Plan", outcome: "Outcome") -> None:
             _evaluate(plan, loaded)
         if loaded.tokenizer is not None and plan.config.log.sample:
             _sample(plan, loaded)
-    plots = find_spec("matplotlib") is not None
-    if plots:
+    if find_spec("matplotlib") is not None:
         from nanogpt_cli.view.plot import draw
 
         try:
@@ -155,9 +154,7 @@ def _close(plan: "Plan", outcome: "Outcome") -> None:
     if plan.schedule.shape != "constant" and outcome.step >= last:  # else the rate stays at its end
         more += f" --lr-decay-iters {2 * outcome.step}"
     show.say("\nwhat to type next:")
-    for command in (f'sample {name} --prompt "..."', f"eval {name}", *([f"plot {name}"] if plots else [])):
-        show.say(f"nanogpt {command}")
-    show.say(more)
+    show.say(f'nanogpt sample {name} --prompt "..."\nnanogpt eval {name}\nnanogpt plot {name}\n{more}')
 
 
 def _evaluate(plan: "Plan", loaded: "LoadedModel") -> None:

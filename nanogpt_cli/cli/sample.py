@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,9 +22,15 @@ if TYPE_CHECKING:
 
 RULE = "-" * 40
 STDIN = "-"
-LARGEST_SEED = 2**63 - 1
 
-Number = TypeVar("Number", int, float)
+# kind, least, most, and that in words
+NUMBERS: dict[str, tuple[type[int | float], float, float, str]] = {
+    "max-new-tokens": (int, 1, math.inf, "a whole number of at least 1"),
+    "temperature": (float, 0, sys.float_info.max, "a number of at least 0"),
+    "top-k": (int, 1, math.inf, "a whole number of at least 1, or none"),
+    "top-p": (float, sys.float_info.min, 1, "a number above 0 and at most 1, or none"),
+    "seed": (int, 0, 2**63 - 1, "a whole number of at least 0 and below 2**63"),
+}
 
 
 def sample(
@@ -32,11 +38,11 @@ def sample(
     prompt: Annotated[list[str] | None, flag("TEXT", "What to continue; may be repeated, - reads stdin.")] = None,
     prompt_file: Annotated[list[Path] | None, flag("FILE", "A UTF-8 file to continue; - reads stdin.")] = None,
     num_samples: Annotated[int, flag("N", "Samples of each prompt.", min=1)] = 1,
-    max_new_tokens: Annotated[int, flag("N", "Length of a sample at most.", min=1)] = 500,
-    temperature: Annotated[float, flag("X", "0 always takes the most likely token.", min=0)] = 0.8,
+    max_new_tokens: Annotated[str, flag("N", "Length of a sample at most.")] = "500",
+    temperature: Annotated[str, flag("X", "0 always takes the most likely token.")] = "0.8",
     top_k: Annotated[str, flag("N|none", "Draw from the N most likely tokens only.")] = "200",
     top_p: Annotated[str, flag("P|none", "Draw from the most likely tokens that add up to P.")] = "none",
-    seed: Annotated[int, flag("N", "Sample i depends on seed and i alone.", min=0, max=LARGEST_SEED)] = 1337,
+    seed: Annotated[str, flag("N", "Sample i depends on seed and i alone.")] = "1337",
     stop: Annotated[list[str] | None, flag("TEXT", "End a sample before this text; may be repeated.")] = None,
     checkpoint: Checkpoint = "best",
     device: Device = "auto",
@@ -49,7 +55,8 @@ def sample(
     """Write text with a model. Text goes to stdout, everything else to stderr."""
     if interactive and (json or prompt or prompt_file):
         raise UserError("-i reads the prompts itself: leave --json, --prompt and --prompt-file out.")
-    sampling = _sampling(max_new_tokens, temperature, top_k, top_p, seed)
+    given = dict(zip(NUMBERS, (max_new_tokens, temperature, top_k, top_p, seed), strict=True))
+    sampling = _sampling(given)
     stops = tuple(stop or ())
     if "" in stops:
         raise UserError("--stop '': an empty text would end every sample at once.")
@@ -61,14 +68,13 @@ def sample(
     encoded = [] if interactive else _encode(loaded, prompts)
     compute = move_to_device(loaded, device, dtype)
     if interactive:
-        given = {"temperature": str(temperature), "top-k": top_k, "top-p": top_p, "seed": str(seed)}
 
         def continue_line(line: str, typed: dict[str, str]) -> None:
             ((_, ids),) = _encode(loaded, [line])
-            write_samples(loaded, ids, 1, _typed_sampling(typed), stops=stops, dtype=compute.dtype, on_text=show.stream)
+            write_samples(loaded, ids, 1, _sampling(typed, "/"), stops=stops, dtype=compute.dtype, on_text=show.stream)
             show.stream("\n")
 
-        read_prompts({**given, "max-new-tokens": str(max_new_tokens)}, _typed_sampling, continue_line)
+        read_prompts(given, lambda typed: _sampling(typed, "/"), continue_line)
         return
     write: Callable[[str], None] = (lambda _: None) if json else show.stream
     found = []
@@ -86,37 +92,21 @@ def sample(
         show.document({"model": loaded.source, "step": loaded.step, **settings, "samples": found})
 
 
-def _sampling(max_new_tokens: int, temperature: float, top_k: str, top_p: str, seed: int) -> "Sampling":
+def _sampling(typed: dict[str, str], sign: str = "--") -> "Sampling":
+    """The numbers from texts, as they are typed as flags, or after -i behind `sign`."""
     from nanogpt_cli.model.generate import Sampling
 
-    if not math.isfinite(temperature):
-        raise UserError(f"--temperature {temperature}: a number of at least 0.")
-    k = _number("--top-k", top_k, int, math.inf, "a whole number of at least 1, or none")
-    p = _number("--top-p", top_p, float, 1.0, "a number above 0 and at most 1, or none")
-    return Sampling(max_new_tokens, temperature, k, p, seed)
-
-
-def _typed_sampling(typed: dict[str, str]) -> "Sampling":
-    """The same from texts, as they are typed after -i."""
-    numbers: dict[str, Any] = {}
-    for name, kind in (("max-new-tokens", int), ("temperature", float), ("seed", int)):
+    found: dict[str, Any] = {}
+    for name, (kind, least, most, needed) in NUMBERS.items():
+        text = typed[name]
         try:
-            numbers[name.replace("-", "_")] = kind(typed[name])
+            value = None if text.lower() == "none" and needed.endswith("none") else kind(text)
         except ValueError:
-            raise UserError(f"/{name} {typed[name]}: a number is needed.") from None
-    return _sampling(top_k=typed["top-k"], top_p=typed["top-p"], **numbers)
-
-
-def _number(name: str, text: str, kind: type[Number], most: float, needed: str) -> Number | None:
-    if text.lower() == "none":
-        return None
-    try:
-        value = kind(text)
-    except ValueError:
-        value = kind(0)
-    if not 0 < value <= most:
-        raise UserError(f"{name} {text}: {needed}.")
-    return value
+            value = math.nan
+        if value is not None and not least <= value <= most:
+            raise UserError(f"{sign}{name} {text}: {needed}.")
+        found[name.replace("-", "_")] = value
+    return Sampling(**found)
 
 
 def _text(text: str) -> str:

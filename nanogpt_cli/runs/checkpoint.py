@@ -9,7 +9,6 @@ import os
 import pickle
 import shutil
 import zipfile
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -299,29 +298,3 @@ def refuse_non_finite(state: dict[str, Tensor], source: str, what: str) -> None:
     """Raise UserError if a tensor of `source` holds NaN or infinity."""
     if broken := non_finite(state):
         raise UserError(f"{source}: the {what} hold NaN or infinity ({broken}). Use an earlier checkpoint.")
-
-
-def latest_state(
-    last: Path, previous: Path, stranger: Callable[[Checkpoint], str] = lambda checkpoint: ""
-) -> tuple[Checkpoint | None, Path | None, str]:
-    """The newest training state that can be trusted: (checkpoint, its file, what was wrong with the newer one).
-
-    Args:
-        stranger: says why a checkpoint that is whole does not belong here; empty if it does.
-
-    Raises:
-        UserError: files exist, but none can be used.
-    """
-    if not last.exists() and not previous.exists():
-        return None, None, ""
-
-    problems: list[str] = []
-    for path in (last, previous):
-        try:
-            checkpoint = load_training_state(path)
-            if why := stranger(checkpoint):
-                raise UserError(f"{path}: {why}.")
-            return checkpoint, path, "".join(problems)
-        except UserError as error:
-            problems.append(str(error))
-    raise UserError("\n".join([*problems, "No checkpoint of this run can be used."]))

@@ -19,7 +19,7 @@ from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.schema import SECTIONS, Config, settings
 from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.foreign import read_toml
-from nanogpt_cli.runs.checkpoint import Checkpoint, latest_state, load_checkpoint, load_training_state
+from nanogpt_cli.runs.checkpoint import Checkpoint, load_checkpoint, load_training_state
 from nanogpt_cli.runs.directory import RunDirectory
 from nanogpt_cli.runs.metrics import read_metrics
 
@@ -47,15 +47,25 @@ def newest_state(run: RunDirectory) -> Source:
         tables = read_toml(run.config)
         if missing := [section for section in SECTIONS if section not in tables]:
             raise UserError(f"{run.config} is damaged: [{missing[0]}] is missing.")
-        combine(found := Layer(str(run.config), tables))
-        layer = found
+        combine(read := Layer(str(run.config), tables))
+        layer = read
     except UserError as error:
         wrong = str(error)
-    try:
-        checkpoint, path, problem = latest_state(run.checkpoint, run.previous, lambda found: _stranger(found, layer))
-    except UserError as error:
-        raise UserError(f"{error}{_still_usable(run)}") from None
-    if checkpoint is None or path is None:
+    there = run.checkpoint.exists() or run.previous.exists()
+    checkpoint: Checkpoint | None = None
+    broken: list[str] = []
+    for path in (run.checkpoint, run.previous) if there else ():
+        try:
+            found = load_training_state(path)
+            if why := _stranger(found, layer):
+                raise UserError(f"{path}: {why}.")
+            checkpoint = found
+            break
+        except UserError as error:
+            broken.append(str(error))
+    if there and checkpoint is None:
+        raise UserError("\n".join([*broken, f"No checkpoint of this run can be used.{_still_usable(run)}"]))
+    if checkpoint is None:
         if saved := ", ".join(sorted(file.name for file in run.path.glob("*.pt"))):
             gone = f"{run.path}: ckpt.pt and ckpt-previous.pt are gone"
             raise UserError(f"{gone}, but there is {saved}.{_still_usable(run)}")
@@ -63,12 +73,12 @@ def newest_state(run: RunDirectory) -> Source:
             raise UserError(f"{wrong} There is no checkpoint that could tell the settings.")
         return Source(None, None, layer)
     problems = []
-    if problem:
+    if broken:
         step = checkpoint["step"]
         reached = max((line["step"] for line in read_metrics(run.metrics)), default=step)
         kept = "The file will be kept as ckpt-damaged.pt. " if run.checkpoint.exists() else ""
         going = f"Going on from step {step:,} in {path.name}; the run had reached step {reached:,}."
-        problems.append(f"{problem} {kept}{going}")
+        problems.append(f"{broken[0]} {kept}{going}")
     if layer is None:
         layer = Layer(f"the checkpoint {path}", checkpoint["config"])
         problems.append(f"{wrong} The settings of {path.name} are used instead.")

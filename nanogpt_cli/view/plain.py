@@ -161,7 +161,7 @@ class PlainView(View):
                 self._log.close()
 
     def left(self, step: int) -> float | None:
-        """Seconds until the last update by the wall clock, evaluations and saves included; None if it cannot be told."""
+        """Seconds until the last update by the wall clock, evaluations and saves included; None: not yet known."""
         if self._first is None or step <= self._first[0]:
             return None
         first, began = self._first

@@ -39,7 +39,7 @@ def test_settings_are_shown_and_changed(typed: Any) -> None:
 
 def test_mistakes_end_nothing(typed: Any) -> None:
     shown = typed("/temperatur 1\n/temperature x\n/temperature -1\n/top-p 7\n/seed -1\n\u20ac\nTo\n")
-    for words in ("/temperatur: no such setting", "/temperature x", "temperature", "--top-p 7", "seed is -1", "\u20ac"):
+    for words in ("/temperatur: no such setting", "/temperature x", "temperature", "/top-p 7", "/seed -1", "\u20ac"):
         assert words in shown.err
     assert shown.out == typed("To\n").out, "none of them changed anything"
 

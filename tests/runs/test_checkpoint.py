@@ -16,7 +16,6 @@ from nanogpt_cli.files import DiskFullError
 from nanogpt_cli.runs import checkpoint as checkpoints
 from nanogpt_cli.runs.checkpoint import (
     RunProgress,
-    latest_state,
     link_or_copy,
     load_checkpoint,
     load_training_state,
@@ -24,6 +23,8 @@ from nanogpt_cli.runs.checkpoint import (
     save_checkpoint,
     tensor_bytes,
 )
+from nanogpt_cli.runs.directory import RunDirectory
+from nanogpt_cli.runs.recovery import newest_state
 from tests.models import checkpoint
 
 
@@ -148,21 +149,23 @@ def test_damage_is_named_and_the_previous_one_used(pair: tuple[Path, Path], kind
     DAMAGE[kind](last)
     with pytest.raises(UserError, match=r"ckpt\.pt"):
         load_training_state(last)
-    found, path, problem = latest_state(last, previous)
-    assert found is not None
-    assert (found["step"], path) == (1, previous)
-    assert "ckpt.pt" in problem
+    found = newest_state(RunDirectory(last.parent))
+    assert found.checkpoint is not None
+    assert (found.checkpoint["step"], found.path) == (1, previous)
+    assert "ckpt.pt" in found.problems[0]
 
 
 def test_both_damaged_is_an_error_naming_both(pair: tuple[Path, Path]) -> None:
     for path in pair:
         path.write_bytes(b"")
     with pytest.raises(UserError, match=r"(?s)ckpt\.pt: the file is empty.*ckpt-previous\.pt: the file is empty"):
-        latest_state(*pair)
+        newest_state(RunDirectory(pair[0].parent))
 
 
 def test_no_checkpoint_at_all_is_a_fresh_start(tmp_path: Path) -> None:
-    assert latest_state(tmp_path / "ckpt.pt", tmp_path / "ckpt-previous.pt") == (None, None, "")
+    run = RunDirectory(tmp_path)
+    files.write_toml(run.config, state()["config"])
+    assert (newest_state(run).checkpoint, newest_state(run).problems) == (None, ())
 
 
 class Touch:
