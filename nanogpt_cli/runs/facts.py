@@ -31,8 +31,7 @@ class RunFacts:
 
 
 def run_facts(run: RunDirectory) -> RunFacts:
-    """Read the TOML files; a missing or damaged one counts as empty."""
-    config, tokenizer, environment = (_tables(path) for path in (run.config, run.tokenizer, run.environment))
+    config, tokenizer, environment = (tables(path) for path in (run.config, run.tokenizer, run.environment))
     settings = {
         name: value
         for table in config.values()
@@ -44,9 +43,9 @@ def run_facts(run: RunDirectory) -> RunFacts:
     size = len(alphabet) if isinstance(alphabet, str) else tokenizer.get("size")
     words = " ".join(str(word) for word in (kind, size) if word is not None)
     return RunFacts(
-        settings=_texts(settings) | ({"tokenizer": words} if words else {}),
-        environment=_texts(environment),
-        data_set=_texts(settings).get("dataset"),
+        settings=texts(settings) | ({"tokenizer": words} if words else {}),
+        environment=texts(environment),
+        data_set=texts(settings).get("dataset"),
         tokenizer=words or None,
         tokenizer_id=hashlib.sha256(json.dumps(tokenizer, sort_keys=True, default=str).encode()).hexdigest(),
         bytes_per_token=_positive(settings.get("bytes_per_token")),
@@ -67,19 +66,20 @@ def common_unit(facts: Sequence[RunFacts]) -> tuple[str, list[float]]:
     return "bits per byte", [1 / math.log(2) / length for length in known]
 
 
-def _tables(path: Path) -> dict[str, Any]:
+def tables(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file of a run; of a missing or damaged one, none."""
     try:
         return read_toml(path)
     except UserError:
         return {}
 
 
-def _texts(tables: dict[str, Any], prefix: str = "") -> dict[str, str]:
+def texts(tables: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Values as TOML writes them; tables in tables become one, with dotted keys."""
     found: dict[str, str] = {}
     for key, value in tables.items():
         if isinstance(value, dict):
-            found |= _texts(value, f"{prefix}{key}.")
+            found |= texts(value, f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = str(value).lower() if isinstance(value, bool) else str(value)
     return found
