@@ -40,7 +40,7 @@ def compare(runs: Sequence[RunDirectory]) -> list[dict[str, Any]]:
             "best_val_loss": state.best_val_loss,
             "bits_per_byte": facts.bits_per_byte(state.best_val_loss),
             "time_s": seconds,
-            "tokens_per_s": tokens / seconds if timed else None,
+            "tokens_per_s": tokens / seconds if tokens and seconds else None,
             "settings": named,
             "tokenizer_id": facts.tokenizer_id,
         }
