@@ -16,7 +16,8 @@ from nanogpt_cli.inference.sample import prompt_ids, start_of_text, write_sample
 from nanogpt_cli.machine.device import Compute, choose_compute
 from nanogpt_cli.model.generate import Sampling
 from nanogpt_cli.runs.metrics import columns, read_metrics
-from nanogpt_cli.training.request import ResumeRequest, TrainRequest
+from nanogpt_cli.training.request import TrainRequest
+from nanogpt_cli.training.resume import ResumeRequest
 from nanogpt_cli.training.start import start
 from nanogpt_cli.view.plain import View
 from nanogpt_cli.weights.load import LoadedModel, load_model

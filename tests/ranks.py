@@ -103,21 +103,14 @@ def train(
     **changes: Any,
 ) -> Any:
     """Start a run with `settings`, or continue it if they are None; on rank 0 the step it ended at."""
-    from nanogpt_cli.training.request import ResumeRequest, TrainRequest
-    from nanogpt_cli.training.run import Request
-    from nanogpt_cli.training.run import run as carry_out
+    from nanogpt_cli.training.request import Request, TrainRequest
+    from nanogpt_cli.training.resume import ResumeRequest
+    from nanogpt_cli.training.run import Command
 
     given = {**(settings or {}), **changes}
     flags = flag_layer({key: str(value) for key, value in given.items() if value is not None})
     request: Request = ResumeRequest(str(run), flags) if settings is None else TrainRequest((flags,), run)
-    ended = carry_out(
-        request,
-        machines,
-        dry_run=False,
-        progress=contextlib.nullcontext(QUIET),
-        show=lambda plan: None,
-        say=say,
-    )
+    ended = Command(request, machines, False, contextlib.nullcontext(QUIET), lambda plan: None, say).run()
     return ended[1].step if ended else None
 
 

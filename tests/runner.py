@@ -9,7 +9,7 @@ import torch
 
 from nanogpt_cli.config.layers import Layer, combine, flag_layer
 from nanogpt_cli.training.plan import Plan, plan_run
-from nanogpt_cli.training.resume import plan_resume
+from nanogpt_cli.training.resume import ResumeRequest
 from nanogpt_cli.training.start import Outcome, start
 from nanogpt_cli.view.plain import View
 
@@ -52,12 +52,11 @@ class Runner:
     def resume(self, name: str, *, checkpoint: Path | None = None, new: str | None = None, **changes: Any) -> Outcome:
         layer: Layer = flag_layer({key: str(value) for key, value in changes.items()})
         new_run = self.root / new if new else None
-        plan = plan_resume(str(self.root / name), layer, checkpoint=checkpoint, new_run=new_run)
-        return start(plan, view=self.view)
+        return start(ResumeRequest(str(self.root / name), layer, checkpoint, new_run).plan(), view=self.view)
 
     def plan_warnings(self, name: str, **changes: Any) -> tuple[str, ...]:
         layer = flag_layer({key: str(value) for key, value in changes.items()})
-        return plan_resume(str(self.root / name), layer).warnings
+        return ResumeRequest(str(self.root / name), layer).plan().warnings
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         text = (self.root / name / "logs" / "metrics.jsonl").read_text()

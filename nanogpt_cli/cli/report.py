@@ -12,7 +12,7 @@ from nanogpt_cli.errors import UserError, typed
 if TYPE_CHECKING:
     from nanogpt_cli.machine.rank_env import Nodes
     from nanogpt_cli.training.plan import Plan
-    from nanogpt_cli.training.run import Request
+    from nanogpt_cli.training.request import Request
     from nanogpt_cli.training.start import Outcome
     from nanogpt_cli.weights.load import LoadedModel
 
@@ -24,8 +24,8 @@ SAMPLE_TOKENS = 300
 
 
 def train_and_report(request: "Request", machines: "Nodes", *, dry_run: bool) -> None:
-    """Show the plan, train, report to stderr, and write the sample to stdout; see `run` for the arguments."""
-    from nanogpt_cli.training.run import run
+    """Show the plan, train, report to stderr, and write the sample to stdout; see `Command` for the arguments."""
+    from nanogpt_cli.training.run import Command
 
     def show_plan(plan: "Plan") -> None:
         if not dry_run and not plan.makes_run and plan.finished:
@@ -35,7 +35,7 @@ def train_and_report(request: "Request", machines: "Nodes", *, dry_run: bool) ->
         for warning in plan.warnings:
             show.warn(warning)
 
-    ended = run(request, machines, dry_run=dry_run, progress=ProgressBar(), show=show_plan, say=show.say)
+    ended = Command(request, machines, dry_run, ProgressBar(), show_plan, show.say).run()
     if ended is not None:
         _close(*ended)
 

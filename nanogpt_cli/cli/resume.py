@@ -28,6 +28,6 @@ def resume(
     from nanogpt_cli.config.layers import flag_layer
 
     where, changes = machines(flags), flag_layer(flags)
-    from nanogpt_cli.training.request import ResumeRequest
+    from nanogpt_cli.training.resume import ResumeRequest
 
     train_and_report(ResumeRequest(source, changes, checkpoint, run), where, dry_run=dry_run)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.utils._triton
@@ -49,31 +50,26 @@ class Compute:
 
     def prepare(self) -> None:
         """Set up this process for good, as a command may: as `process_settings`, and how memory is freed."""
-        if self.device.type == "cpu":
-            keep_freed_memory()
+        keep_freed_memory(self.device)
         self._switch()
 
     @contextlib.contextmanager
     def process_settings(self) -> Iterator[None]:
         """While a run trains: TF32, deterministic algorithms, the CUDA device. Then all is, threads too, as before."""
-        workspace, precision = os.environ.get(CUBLAS_WORKSPACE), torch.get_float32_matmul_precision()
         deterministic = torch.are_deterministic_algorithms_enabled()
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-        filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-        device = torch.cuda.current_device() if self.device.type == "cuda" else None
-        threads = torch.get_num_threads()
-        try:
+        filling: Any = torch.utils.deterministic
+        with contextlib.ExitStack() as before:
+            before.callback(torch.set_num_threads, torch.get_num_threads())
+            before.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            before.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warn_only)
+            before.callback(setattr, filling, "fill_uninitialized_memory", filling.fill_uninitialized_memory)
+            if self.device.type == "cuda":
+                before.callback(torch.cuda.set_device, torch.cuda.current_device())
+            if CUBLAS_WORKSPACE not in os.environ:
+                before.callback(os.environ.pop, CUBLAS_WORKSPACE, None)
             self._switch()
             yield
-        finally:
-            if device is not None:
-                torch.cuda.set_device(device)
-            torch.set_num_threads(threads)
-            torch.set_float32_matmul_precision(precision)
-            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-            torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
-            if workspace is None:
-                os.environ.pop(CUBLAS_WORKSPACE, None)
 
     def _switch(self) -> None:
         if self.device.type == "cuda":
@@ -178,12 +174,14 @@ def _choose_dtype(asked: str, device: torch.device, model: ModelSettings) -> tup
     return torch.bfloat16, "this CPU multiplies bfloat16 natively"
 
 
-def keep_freed_memory() -> None:
-    """Let glibc reuse large blocks. By default those above 32 MB go back to the kernel, which clears every page again.
+def keep_freed_memory(device: torch.device) -> None:
+    """Let glibc reuse large blocks where a CPU trains. By default those above 32 MB go back to the kernel, which clears
+    every page again.
 
     Measured: a tenth of a step of GPT-2 124M. Other systems' allocators keep theirs.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    there = device.type == "cpu" and sys.platform == "linux"
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if there else None
     if mallopt is not None:
         for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
             mallopt(parameter, 2**31 - 1)

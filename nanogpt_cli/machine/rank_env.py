@@ -69,6 +69,7 @@ class RankEnv:
     agent_store: bool = False  # torch's launcher waits there, not rank 0
     attempt: str = ""
     launcher: Launcher | None = None
+    machines: int = 1  # on which a process that is not distributed launches others
 
     @property
     def distributed(self) -> bool:

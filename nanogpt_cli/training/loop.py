@@ -16,12 +16,11 @@ from nanogpt_cli.errors import NonFiniteError, StoppedError, typed
 from nanogpt_cli.machine.device import memory_gib
 from nanogpt_cli.machine.signals import StopRequested, StopSignals
 from nanogpt_cli.runs.metrics import MetricsLog
-from nanogpt_cli.training.samples import Samples
 from nanogpt_cli.training.saving import Saver
 from nanogpt_cli.training.speed import StepClock
 from nanogpt_cli.training.state import TrainingState, out_of_patience
-from nanogpt_cli.training.step import HostCopy, InFlight, TrainStep, what_went_bad
-from nanogpt_cli.training.validation import Validation
+from nanogpt_cli.training.step import InFlight, TrainStep, what_went_bad
+from nanogpt_cli.training.validation import Samples, Validation
 from nanogpt_cli.view.plain import EvalReport, Start, StepReport, View
 from nanogpt_cli.view.trackers import Trackers
 
@@ -92,7 +91,7 @@ class Training:
         outcome = self.train_step(self.batches, between=self._check_signal, wishes=wishes)
         progress.step += 1
         progress.rows += self.split.rows
-        self.in_flight.append(InFlight(progress.step, factor * self.schedule.learning_rate, HostCopy(outcome)))
+        self.in_flight.append(InFlight(progress.step, factor * self.schedule.learning_rate, outcome))
         self.settle(leave=1)
         self.clock.stop()
 
@@ -105,7 +104,7 @@ class Training:
         """Look at updates in flight, oldest first, until `leave` are left."""
         while len(self.in_flight) > leave:
             update = self.in_flight.pop(0)
-            loss, norm, skipped, stop, save, time_is_up = update.outcome.values()
+            loss, norm, skipped, stop, save, time_is_up = update.values()
             if skipped and (problem := what_went_bad(update.step, loss, norm, self.state.scaler)):
                 kept = f"The last good step is {update.step - 1}; {self.saver.way_on()}"
                 raise NonFiniteError(f"Stopped: {problem}.\n{kept}")
@@ -124,7 +123,7 @@ class Training:
         """Look at every update in flight; the wait belongs to the last step's time."""
         began = time.perf_counter()
         for update in self.in_flight:
-            update.outcome.values()
+            update.values()
         if self.in_flight:
             self.clock.add(time.perf_counter() - began)
         self.settle()

@@ -25,6 +25,7 @@ from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.runs.checkpoint import RunProgress
 from nanogpt_cli.training.init_from import initial_architecture
 from nanogpt_cli.training.state import is_sharded, out_of_patience
+from nanogpt_cli.weights.resolve import find_model
 
 ALONE = RankEnv()
 Peak = tuple[float, str]  # FLOP/s of one device, and how it is known
@@ -43,6 +44,7 @@ class ResumePoint:
     progress: RunProgress
     layout: dict[str, Any]
     vocab_size: int
+    eval_windows: int  # as configured at the start of the run
 
 
 @dataclass(frozen=True)
@@ -117,27 +119,25 @@ class Plan:
         return {**tables, "derived": self.derived.to_toml()}
 
 
-def check_settings(config: Config, *, env: RankEnv = ALONE, machines: int = 1) -> None:
+def check_settings(config: Config, env: RankEnv = ALONE) -> None:
     """Refuse what can be refused before the data is there: nobody wants to prepare a data set for a run that cannot be.
 
     Raises:
         UserError: this machine lacks something, the ranks do not divide the rows, or init_from names nothing.
     """
-    from nanogpt_cli.weights.resolve import find_model
-
-    _over_ranks(config, env, machines)
+    _over_ranks(config, env)
     choose_compute(config.system, config.model, local_rank=env.device_index)
     if config.train.init_from is not None:
         find_model(config.train.init_from)
 
 
-def _over_ranks(config: Config, env: RankEnv, machines: int) -> tuple[Config, Split]:
+def _over_ranks(config: Config, env: RankEnv) -> tuple[Config, Split]:
     """The settings with the number of processes here, and what each process takes of a step."""
     if env.distributed:  # whoever started the processes has decided how many there are
         config = config.replace("system", gpus=env.local_size)
     gpus = config.system.gpus
     check_gpus(config.system, gpus, env.device_index if env.distributed else gpus - 1)
-    return config, split_rows(config, env.world_size if env.distributed else gpus * machines)
+    return config, split_rows(config, env.world_size if env.distributed else gpus * env.machines)
 
 
 def compute_for(config: Config, device_index: int = 0) -> Compute:
@@ -161,10 +161,8 @@ def plan_run(
     run_path: Path,
     *,
     env: RankEnv = ALONE,
-    machines: int = 1,
     makes_run: bool = True,
     resume_point: ResumePoint | None = None,
-    eval_windows: int | None = None,
     notes: tuple[str, ...] = (),
     warnings: tuple[str, ...] = (),
     progress: Progress = QUIET,
@@ -172,17 +170,15 @@ def plan_run(
     """Work out a run from its settings: open the data, choose the machine's part, derive the rest; makes nothing.
 
     Args:
-        env: of this process, if it is one of several already.
-        machines: on which the run's processes are to be launched.
+        env: what this process is, and on how many machines it launches others.
         resume_point: where the run goes on; its schedule and architecture are those of the settings.
-        eval_windows: of a resumed run; a new run's follow from the settings.
         notes, warnings: what is known already.
         progress: hears how far the check of large token files is.
 
     Raises:
         UserError: the settings do not go with the data, the machine, or each other.
     """
-    config, split = _over_ranks(layered.config, env, machines)
+    config, split = _over_ranks(layered.config, env)
     token_dtype, tokenizer = config.data.token_dtype, config.data.tokenizer
     data_set = open_data_set(data_folder(config), token_dtype=token_dtype, tokenizer=tokenizer, progress=progress)
     config = config.replace("data", data_dir=str(data_set.folder))  # absolute: resume works from any folder
@@ -208,7 +204,7 @@ def plan_run(
         config=config,
         derived=derived,
         split=split,
-        eval_windows=eval_windows or config.train.eval_iters * config.train.batch_size,
+        eval_windows=resume_point.eval_windows if resume_point else config.train.eval_iters * config.train.batch_size,
         data_set=data_set,
         compute=compute,
         backend=choose_backend(config.system.backend, compute.device),
@@ -220,11 +216,11 @@ def plan_run(
         peak=env.launcher.peak if env.launcher else find_peak(config, compute),
         expected_mfu=expected_mfu(compute.device, compute.dtype_name, config.model.n_embd),
     )
-    sharding_notes, sharding_warnings = _check_sharding(plan)
+    remarks, cautions = _look_over(plan)
     return dataclasses.replace(
         plan,
-        notes=(*data_set.notes, *notes, *sharding_notes),
-        warnings=(*without_effect(layered), *_warnings(plan), *sharding_warnings, *warnings),
+        notes=(*data_set.notes, *notes, *remarks),
+        warnings=(*without_effect(layered), *cautions, *warnings),
     )
 
 
@@ -239,23 +235,6 @@ def plan_of_rank(plan: Plan, env: RankEnv) -> Plan:
     check_gpus(config.system, env.local_size, env.device_index)
     device = compute_for(config, env.device_index).device
     return dataclasses.replace(plan, data_set=data_set, compute=dataclasses.replace(plan.compute, device=device))
-
-
-def _check_sharding(plan: Plan) -> tuple[list[str], list[str]]:
-    """Refuse what cannot be sharded; notes and warnings, such as whether rank 0 can hold a checkpoint."""
-    if plan.config.system.parallel != "fsdp":
-        return [], []
-    if not plan.sharded:
-        return [], ["parallel = fsdp has nothing to share out in one process; see --gpus"]
-    if plan.compute.dtype == torch.float16:
-        raise UserError("--parallel fsdp with float16: use --dtype bfloat16 or float32.")
-    needed, free = sum(checkpoint_bytes(plan.config.model, plan.config.optim.optimizer).values()), free_memory()
-    size = f"rank 0 puts each checkpoint together in {needed / 2**30:,.2f} GiB of memory"
-    if free is None:
-        return [size], []
-    if needed < free:
-        return [f"{size}; {free / 2**30:,.1f} GiB are free here"], []
-    return [], [f"{size}, but only {free / 2**30:,.1f} GiB are free here: saving will fail"]
 
 
 def find_peak(config: Config, compute: Compute) -> Peak | None:
@@ -275,21 +254,22 @@ def find_peak(config: Config, compute: Compute) -> Peak | None:
     return best, "measured" if best == measured else "measured earlier"
 
 
-def _warnings(plan: Plan) -> list[str]:
-    s, last, found = plan.schedule, plan.config.train.max_iters, []
+def _look_over(plan: Plan) -> tuple[list[str], list[str]]:
+    """What is worth a note and what a warning; UserError for what is hopeless."""
+    s, last, notes, warnings = plan.schedule, plan.config.train.max_iters, [], []
     if s.warmup_iters >= last:
-        found.append(
+        warnings.append(
             f"the warm-up of {s.warmup_iters:,} steps is not over when the run ends at {last:,}: "
             "the learning rate never reaches its peak"
         )
     epochs = plan.order.epoch(last * plan.split.rows)
     if epochs > MANY_EPOCHS:
-        found.append(
+        warnings.append(
             f"the run reads its text {epochs:,.0f} times and will know it by heart: take more text, a smaller model or "
             "fewer --max-iters"
         )
     if plan.resume_point is not None and s.shape != "constant" and last > s.lr_decay_iters:
-        found.append(
+        warnings.append(
             f"the decay ends at step {s.lr_decay_iters:,}, the run at {last:,}: "
             f"in between the rate stays at {s.min_lr:g}. To decay over the longer run add --lr-decay-iters."
         )
@@ -301,8 +281,19 @@ def _warnings(plan: Plan) -> list[str]:
         )
         if needed > HOPELESS * there:
             raise UserError(f"{problem}.")
-        found.append(problem)
-    return found
+        warnings.append(problem)
+    if plan.sharded:
+        if plan.compute.dtype == torch.float16:
+            raise UserError("--parallel fsdp with float16: use --dtype bfloat16 or float32.")
+        needed, free = sum(checkpoint_bytes(plan.config.model, plan.config.optim.optimizer).values()), free_memory()
+        size = f"rank 0 puts each checkpoint together in {needed / 2**30:,.2f} GiB of memory"
+        if free is None or needed < free:
+            notes.append(size if free is None else f"{size}; {free / 2**30:,.1f} GiB are free here")
+        else:
+            warnings.append(f"{size}, but only {free / 2**30:,.1f} GiB are free here: saving will fail")
+    elif plan.config.system.parallel == "fsdp":
+        warnings.append("parallel = fsdp has nothing to share out in one process; see --gpus")
+    return notes, warnings
 
 
 def memory_advice(plan: Plan) -> str:

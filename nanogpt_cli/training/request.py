@@ -14,8 +14,7 @@ from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.runs.directory import RUNS, RunDirectory, new_run_path, refuse_existing
 from nanogpt_cli.training.init_from import yields
 from nanogpt_cli.training.plan import ALONE, Plan, check_settings, plan_run
-from nanogpt_cli.training.resume import plan_resume
-from nanogpt_cli.weights.resolve import find_run
+from nanogpt_cli.training.resume import ResumeRequest
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class TrainRequest:
         """How many to launch on each machine."""
         return combine(*self.layers).config.system.gpus
 
-    def plan(self, progress: Progress = QUIET, *, env: RankEnv = ALONE, machines: int = 1) -> Plan:
+    def plan(self, progress: Progress = QUIET, env: RankEnv = ALONE) -> Plan:
         """Check the settings, prepare the data set where that can be done, name the run, and work it out.
 
         Raises:
@@ -46,49 +45,19 @@ class TrainRequest:
         if self.run is not None and not self.or_resume:
             refuse_existing(self.run)
         if not self.or_resume:  # a run that goes on does not need what it was started from
-            check_settings(layered.config, env=env, machines=machines)
+            check_settings(layered.config, env)
         if layered.config.data.data_dir is None:
             name = ensure_prepared(layered.config.data.dataset, progress=progress)
             layered = replace(layered, config=layered.config.replace("data", dataset=name))
         path = self.run or RUNS / run_name(self.layers, layered)
         if self.or_resume and RunDirectory(path).config.exists():
-            changes = _changes(path, layered)
-            return plan_resume(str(path), changes, env=env, machines=machines, progress=progress)
+            return ResumeRequest(str(path), _changes(path, layered)).plan(progress, env)
         if self.run is None and not self.or_resume:
             path = new_run_path(path.parent, path.name)
-        return plan_run(layered, path, env=env, machines=machines, progress=progress)
+        return plan_run(layered, path, env=env, progress=progress)
 
 
-@dataclass(frozen=True)
-class ResumeRequest:
-    """A run that goes on; the arguments are those of `plan_resume`."""
-
-    word: str
-    changes: Layer
-    checkpoint: Path | None = None
-    new_run: Path | None = None
-
-    def processes(self) -> int:
-        """How many to launch on each machine."""
-        return combine(Layer(self.word, read_toml(find_run(self.word).config)), self.changes).config.system.gpus
-
-    def plan(self, progress: Progress = QUIET, *, env: RankEnv = ALONE, machines: int = 1) -> Plan:
-        """Work out how the run goes on.
-
-        Raises:
-            UserError: nothing to go on from, or a change that a run cannot take.
-        """
-        if self.new_run is not None:
-            refuse_existing(self.new_run)
-        return plan_resume(
-            self.word,
-            self.changes,
-            checkpoint=self.checkpoint,
-            new_run=self.new_run,
-            env=env,
-            machines=machines,
-            progress=progress,
-        )
+Request = TrainRequest | ResumeRequest
 
 
 def run_name(layers: tuple[Layer, ...], layered: Layered) -> str:

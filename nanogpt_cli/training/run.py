@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,137 +31,115 @@ from nanogpt_cli.progress import Progress
 from nanogpt_cli.runs.checkpoint import RunProgress
 from nanogpt_cli.runs.recovery import newest_state
 from nanogpt_cli.training.plan import Peak, Plan, plan_of_rank
-from nanogpt_cli.training.request import ResumeRequest, TrainRequest
+from nanogpt_cli.training.request import Request
 from nanogpt_cli.training.start import Outcome, open_run, start, train_run
 from nanogpt_cli.training.state import out_of_patience
 
 ORPHAN_SECONDS = 20.0  # how long a rank whose launcher was killed has to save
-Request = TrainRequest | ResumeRequest
 
 
-def run(
-    request: Request,
-    machines: Nodes,
-    *,
-    dry_run: bool,
-    progress: AbstractContextManager[Progress],
-    show: Callable[[Plan], None],
-    say: Callable[[str], None],
-) -> tuple[Plan, Outcome] | None:
-    """Do what was asked for, as the process that this one is.
+@dataclass(frozen=True)
+class Command:
+    """Doing what was asked for, as the process that this one is.
 
     Args:
         machines: where processes are to be launched.
         progress: of planning, entered for it.
         show: shows the plan to the user; called at most once.
         say: tells the user something else.
-
-    Returns:
-        plan and outcome in the one process that should report the end; None in the others, and after a dry run.
-
-    Raises:
-        NanogptError: see `start` and `launch`.
     """
-    env = read_rank_env()
-    if env.distributed:
-        return _as_rank(env, request, machines, dry_run, progress, show)
-    if machines.number > 0 and not dry_run:  # machine 0 plans
-        launch_ranks("RUN", request.processes(), machines, None, say)
-        return None
-    with progress as planning:
-        plan = request.plan(planning, machines=machines.count)
-    show(plan)
-    if dry_run:
-        return None
-    if plan.compute.device.type == "cpu":
-        keep_freed_memory()  # for good: only a command may
-    if plan.split.world_size == 1 or (plan.finished and not plan.makes_run):
-        return plan, start(plan)
-    return plan, _as_launcher(plan, machines, say)
 
+    request: Request
+    machines: Nodes
+    dry_run: bool
+    progress: AbstractContextManager[Progress]
+    show: Callable[[Plan], None]
+    say: Callable[[str], None]
 
-def _as_launcher(plan: Plan, machines: Nodes, say: Callable[[str], None]) -> Outcome:
-    with open_run(plan) as opened:
-        pass  # it is complete; rank 0 takes the lock from here
-    launch_ranks(str(opened.path), plan.split.world_size // machines.count, machines, plan.peak, say)
-    newest = newest_state(opened).checkpoint
-    assert newest is not None
-    progress = RunProgress(**newest["progress"])
-    ended_by = ""
-    if progress.step < plan.config.train.max_iters:
-        ended_by = "--patience" if out_of_patience(plan.config, progress) else "its time limit"
-    return Outcome(opened, progress.step, progress.best_loss, ended_by=ended_by)
+    def run(self) -> tuple[Plan, Outcome] | None:
+        """Plan and outcome in the one process that should report the end; None in the others, and after a dry run.
 
+        Raises:
+            NanogptError: see `start` and `launch`.
+        """
+        env = replace(read_rank_env(), machines=self.machines.count)
+        if env.distributed:
+            return self._as_rank(env)
+        if self.machines.number > 0 and not self.dry_run:  # machine 0 plans
+            self._launch("RUN", self.request.processes(), None)
+            return None
+        with self.progress as planning:
+            plan = self.request.plan(planning, env)
+        self.show(plan)
+        if self.dry_run:
+            return None
+        keep_freed_memory(plan.compute.device)  # for good: only a command may
+        if plan.split.world_size == 1 or (plan.finished and not plan.makes_run):
+            return plan, start(plan)
+        return plan, self._as_launcher(plan)
 
-def launch_ranks(run: str, count: int, machines: Nodes, peak: Peak | None, say: Callable[[str], None]) -> None:
-    """`launch`, whose module a lone process need not import."""
-    from nanogpt_cli.machine.launch import launch
+    def _as_launcher(self, plan: Plan) -> Outcome:
+        with open_run(plan) as opened:
+            pass  # it is complete; rank 0 takes the lock from here
+        self._launch(str(opened.path), plan.config.system.gpus, plan.peak)
+        newest = newest_state(opened).checkpoint
+        assert newest is not None
+        progress = RunProgress(**newest["progress"])
+        ended_by = ""
+        if progress.step < plan.config.train.max_iters:
+            ended_by = "--patience" if out_of_patience(plan.config, progress) else "its time limit"
+        return Outcome(opened, progress.step, progress.best_loss, ended_by=ended_by)
 
-    launch(run, count, machines, peak, say)
+    def _launch(self, run: str, count: int, peak: Peak | None) -> None:
+        from nanogpt_cli.machine.launch import launch  # which a lone process need not import
 
+        launch(run, count, self.machines, peak, self.say)
 
-def _as_rank(
-    env: RankEnv,
-    request: Request,
-    machines: Nodes,
-    dry_run: bool,
-    progress: AbstractContextManager[Progress],
-    show: Callable[[Plan], None],
-) -> tuple[Plan, Outcome] | None:
-    processes, plan, outcome = ALONE, None, None
-    _end_with(env.launcher.pid if env.launcher else os.getppid())
-    try:
-        processes = join(env, env.launcher.machines.timeout if env.launcher else machines.timeout)
-        with contextlib.ExitStack() as stack:
-            plan = _common_plan(env, processes, request, dry_run, progress, show, stack)
-            if not dry_run:
-                if plan.compute.device.type == "cpu":
-                    keep_freed_memory()
-                outcome = train_run(plan, processes)
-        processes.leave()
-    except Exception as error:
-        if isinstance(error, NanogptError) and error.shared:
-            processes.leave()  # rank 0 may have things to close yet
-        _tell(env, error)
-    except KeyboardInterrupt:
-        sys.exit(130)  # before training began; whoever launched us says so
-    if env.launcher:
-        _end(0)  # the launcher has the last word
-    return (plan, outcome) if outcome and processes.main else None
-
-
-def _common_plan(
-    env: RankEnv,
-    processes: Processes,
-    request: Request,
-    dry_run: bool,
-    progress: AbstractContextManager[Progress],
-    show: Callable[[Plan], None],
-    stack: contextlib.ExitStack,
-) -> Plan:
-    """Rank 0 plans and opens the run, whose lock `stack` keeps; the others take its plan for their device."""
-    plan: Plan | None = None
-    problem: NanogptError | None = None
-    if processes.main:
+    def _as_rank(self, env: RankEnv) -> tuple[Plan, Outcome] | None:
+        processes, plan, outcome = ALONE, None, None
+        _end_with(env.launcher.pid if env.launcher else os.getppid())
         try:
-            with progress as planning:
-                plan = request.plan(planning, env=env)
-            if not env.launcher:  # which has shown it
-                show(plan)
-            if not dry_run:
-                stack.enter_context(open_run(plan, new_life=env.launcher is None))
-        except NanogptError as error:
-            problem = error
-    processes.agree(problem)
-    common = processes.from_main(plan)
-    assert common is not None
-    if not processes.main:
-        try:
-            common = plan_of_rank(common, env)
-        except NanogptError as error:
-            problem = error
-    processes.agree(problem)
-    return common
+            processes = join(env, (env.launcher.machines if env.launcher else self.machines).timeout)
+            with contextlib.ExitStack() as stack:
+                plan = self._common_plan(env, processes, stack)
+                if not self.dry_run:
+                    keep_freed_memory(plan.compute.device)
+                    outcome = train_run(plan, processes)
+            processes.leave()
+        except Exception as error:
+            if isinstance(error, NanogptError) and error.shared:
+                processes.leave()  # rank 0 may have things to close yet
+            _tell(env, error)
+        except KeyboardInterrupt:
+            sys.exit(130)  # before training began; whoever launched us says so
+        if env.launcher:
+            _end(0)  # the launcher has the last word
+        return (plan, outcome) if outcome and processes.main else None
+
+    def _common_plan(self, env: RankEnv, processes: Processes, stack: contextlib.ExitStack) -> Plan:
+        """Rank 0 plans and opens the run, whose lock `stack` keeps; the others take its plan for their device."""
+        plan: Plan | None = None
+        problem: NanogptError | None = None
+        if processes.main:
+            try:
+                with self.progress as planning:
+                    plan = self.request.plan(planning, env)
+                if not env.launcher:  # which has shown it
+                    self.show(plan)
+                if not self.dry_run:
+                    stack.enter_context(open_run(plan, new_life=env.launcher is None))
+            except NanogptError as error:
+                problem = error
+        processes.agree(problem)
+        common = processes.from_main(plan)
+        assert common is not None
+        if not processes.main:
+            try:
+                common = plan_of_rank(common, env)
+            except NanogptError as error:
+                problem = error
+        processes.agree(problem)
+        return common
 
 
 def _end_with(parent: int) -> None:

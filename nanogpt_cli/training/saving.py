@@ -5,8 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from nanogpt_cli.config.derived import save_interval
 from nanogpt_cli.config.setting import shown
@@ -59,20 +58,12 @@ class Saver:
     view: View
     metrics: MetricsLog
     saved: tuple[int, int]  # step and evaluated step that the last checkpoint holds
-    tried: tuple[int, int] = field(init=False)  # the same of the last attempt
     wished: bool = False  # rank 0's clock says so, and every rank has heard
-    now: Callable[[], float] = time.perf_counter
-    deadline: Deadline = field(init=False)
-    _last: float = field(init=False)  # time of the last attempt
 
     def __post_init__(self) -> None:
-        self.tried, self._last = self.saved, self.now()
+        self.tried, self._last = self.saved, time.perf_counter()  # of the last attempt
         self.deadline = Deadline(self.state.config.train.max_minutes)
-
-    @property
-    def saved_step(self) -> int:
-        """The update that a resume would go on after."""
-        return self.saved[0]
+        self._owes_milestone = False  # it could not be linked when it was due
 
     def is_due(self) -> bool:
         """Whether the state of now should be saved and has not been tried yet."""
@@ -86,7 +77,7 @@ class Saver:
     def minutes_are_up(self) -> bool:
         """Whether rank 0 wishes to save by the clock; false on the others."""
         minutes = self.state.config.train.save_minutes
-        return self.processes.main and minutes > 0 and self.now() - self._last > 60 * minutes
+        return self.processes.main and minutes > 0 and time.perf_counter() - self._last > 60 * minutes
 
     def save(self, *, must: bool, best: bool = False) -> bool:
         """Write ckpt.pt, a milestone where one is due, and then best.pt if this step is the `best`.
@@ -96,7 +87,7 @@ class Saver:
         """
         progress, settings = self.state.progress, self.state.config.train
         step = progress.step
-        self.wished, self.tried, self._last = False, (step, progress.evaluated_step), self.now()
+        self.wished, self.tried, self._last = False, (step, progress.evaluated_step), time.perf_counter()
         try:
             checkpoint = self.state.checkpoint(self.processes)
         except NonFiniteError as error:
@@ -112,15 +103,14 @@ class Saver:
             self.deadline.saving_took(seconds)
             self.view.saved(step, self.run.checkpoint, seconds)
 
-        # one that could not be linked when it was due: ckpt.pt is still of its step
-        if self._is_milestone(self.saved_step) and not self._there(self.run.milestone(self.saved_step)):
-            self._written(f"The milestone of step {self.saved_step}", self._write_milestone, must=False)
+        if self._owes_milestone:  # ckpt.pt is still of its step
+            self._keep_milestone(must=False)
         again = "the next save tries again" + ", without this milestone" * self._is_milestone(step)
         if not self._written(f"Step {step}", write, must, again):
             return False
         self.saved = self.tried
         if self._is_milestone(step):
-            self._written(f"The milestone of step {step}", self._write_milestone, must)
+            self._keep_milestone(must)
         if not best:
             return True
         # ckpt.pt says that its own step is the best, so a kill here loses nothing
@@ -131,11 +121,10 @@ class Saver:
         every = self.state.config.train.keep_every
         return every > 0 and step > 0 and step % every == 0
 
-    def _there(self, path: Path) -> bool:
-        return self.processes.from_main(path.exists())
-
-    def _write_milestone(self) -> None:
-        link_or_copy(self.run.checkpoint, self.run.milestone(self.saved_step))
+    def _keep_milestone(self, must: bool) -> None:
+        step = self.saved[0]
+        link = functools.partial(link_or_copy, self.run.checkpoint, self.run.milestone(step))
+        self._owes_milestone = not self._written(f"The milestone of step {step}", link, must)
 
     def _written(
         self, what: str, write: Callable[[], object], must: bool, again: str = "the next save tries again"
@@ -163,10 +152,12 @@ class Saver:
         if not self.run.path.exists():
             return f"the run directory {self.run.path} is gone, and its checkpoints with it"
         why = "the disk is full" if isinstance(error, DiskFullError) else "the run directory cannot be written"
-        kept = f"the checkpoint of step {self.saved_step} stays" if self.saved_step else "there is no checkpoint yet"
-        return f"{why} ({error}); {kept}"
+        return f"{why} ({error}); {self._kept()}"
 
     def way_on(self) -> str:
         """For a run that went bad: what is kept, and what to type."""
-        kept = f"the checkpoint of step {self.saved_step} is kept" if self.saved_step else "no checkpoint was saved yet"
-        return f"{kept}. To go on from there: nanogpt resume {typed(self.run.path)} --learning-rate RATE"
+        return f"{self._kept()}. To go on from there: nanogpt resume {typed(self.run.path)} --learning-rate RATE"
+
+    def _kept(self) -> str:
+        step = self.saved[0]
+        return f"the checkpoint of step {step} stays" if step else "no checkpoint was saved yet"

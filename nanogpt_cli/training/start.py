@@ -34,12 +34,11 @@ from nanogpt_cli.training.init_from import initial_weights
 from nanogpt_cli.training.loop import Training
 from nanogpt_cli.training.plan import Plan, memory_advice
 from nanogpt_cli.training.resume import read_state
-from nanogpt_cli.training.samples import Samples
 from nanogpt_cli.training.saving import Saver
 from nanogpt_cli.training.speed import StepClock
 from nanogpt_cli.training.state import TrainingState, build_state
 from nanogpt_cli.training.step import TrainStep
-from nanogpt_cli.training.validation import Validation
+from nanogpt_cli.training.validation import Samples, Validation
 from nanogpt_cli.view import make_view
 from nanogpt_cli.view.plain import Start, View
 from nanogpt_cli.view.trackers import Trackers, open_trackers
@@ -123,9 +122,8 @@ def _check_room(plan: Plan) -> None:
 def _make_run(plan: Plan) -> RunDirectory:
     def fill(run: RunDirectory) -> None:
         if plan.resume_point is not None:  # a fork: its first state is there before its name is
-            state = read_state(plan.resume_point)
-            save_checkpoint(state, run.checkpoint)
-            _finish_last_save(state, run, keep_every=0)
+            progress = asdict(plan.resume_point.progress)
+            save_checkpoint({**read_state(plan.resume_point.path), "progress": progress}, run.checkpoint)
 
     return create_run(
         plan.run_path,
@@ -152,8 +150,11 @@ def _take_over(plan: Plan, run: RunDirectory, new_life: bool) -> None:
         link_or_copy(run.previous, run.checkpoint)
     evaluated_step = 0
     if plan.resume_point is not None and saved is not None:
-        progress = plan.resume_point.progress
-        _finish_last_save({**saved, "progress": asdict(progress)}, run, plan.config.train.keep_every)
+        # what a kill right after ckpt.pt was written prevents: its milestone, and best.pt where this step is the best
+        progress, step = plan.resume_point.progress, saved["step"]
+        keep_milestone(run.checkpoint, run.milestone(step), step, plan.config.train.keep_every)
+        if progress.best_step == step and best_problem(run.best, saved):
+            save_checkpoint(weights_only(saved), run.best)
         evaluated_step = progress.evaluated_step
     if plan.finished:
         return
@@ -165,13 +166,6 @@ def _take_over(plan: Plan, run: RunDirectory, new_life: bool) -> None:
         log = MetricsLog(path)
         log.keep_through(plan.first_step, evaluated_step)
         log.close()
-
-
-def _finish_last_save(checkpoint: Checkpoint, run: RunDirectory, keep_every: int) -> None:
-    """What a kill right after ckpt.pt was written prevents: its milestone, and best.pt where this step is the best."""
-    keep_milestone(run.checkpoint, run.milestone(checkpoint["step"]), checkpoint["step"], keep_every)
-    if checkpoint["progress"]["best_step"] == checkpoint["step"] and best_problem(run.best, checkpoint):
-        save_checkpoint(weights_only(checkpoint), run.best)
 
 
 def _unchanged_since(plan: Plan, run: RunDirectory) -> Checkpoint | None:
@@ -190,7 +184,7 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
             "eval_windows": plan.eval_windows,
             "tokenizer": _tokenizer_toml(plan),
             "data": plan.data_set.fingerprint(),
-            "layout": _same_layout(plan, processes, view),
+            "layout": _layout(plan, processes, view),
         }
         state = _first_state(plan, run, processes, lasting)
         model = state.model if plan.sharded else processes.wrap(state.model, plan.compute)
@@ -289,9 +283,13 @@ def _compile(plan: Plan, model: torch.nn.Module, view: View) -> None:
         view.warn(f"torch.compile failed here ({problem}); going on without it")
 
 
-def layout(plan: Plan, processes: Processes) -> dict[str, Any]:
-    """What must be the same for a resumed run to be bit-identical."""
-    found: dict[str, Any] = {
+def _layout(plan: Plan, processes: Processes, view: View) -> dict[str, Any]:
+    """What must be the same for a resumed run to be bit-identical; what differs from the run so far is said.
+
+    The run keeps the number of CPU threads that it had: others add up in another order.
+    """
+    saved = plan.resume_point.layout if plan.resume_point else {}
+    here: dict[str, Any] = {
         "device": plan.compute.device.type,
         "ranks": processes.world_size,
         "micro_batch": plan.split.micro_batch,
@@ -300,20 +298,13 @@ def layout(plan: Plan, processes: Processes) -> dict[str, Any]:
         "torch": str(torch.__version__),
     }
     if processes.distributed:
-        found["parallel"] = plan.config.system.parallel
+        here["parallel"] = plan.config.system.parallel
     if plan.compute.device.type == "cpu":
-        found["threads"] = torch.get_num_threads()
+        if saved.get("threads") and saved.get("ranks") == processes.world_size:
+            torch.set_num_threads(saved["threads"])
+        here["threads"] = torch.get_num_threads()
     else:
-        found["deterministic"] = plan.compute.deterministic
-    return found
-
-
-def _same_layout(plan: Plan, processes: Processes, view: View) -> dict[str, Any]:
-    """The layout, with the CPU threads that the run had: others add up in another order. What differs is said."""
-    saved = plan.resume_point.layout if plan.resume_point else {}
-    if plan.compute.device.type == "cpu" and saved.get("threads") and saved.get("ranks") == processes.world_size:
-        torch.set_num_threads(saved["threads"])
-    here = layout(plan, processes)
+        here["deterministic"] = plan.compute.deterministic
     changed = [f"{key} {saved.get(key)} -> {here[key]}" for key in here if saved.get(key) != here[key]]
     if changed and saved.get("ranks"):
         view.warn(f"not bit-identical with the run so far, only equal to rounding: {'; '.join(changed)}")

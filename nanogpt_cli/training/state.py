@@ -120,17 +120,9 @@ def build_state(
     Args:
         weights: full ones to start with, by parameter name; empty if others are about to follow; drawn if None.
     """
-    model = _build_model(config, compute, processes, weights)
-    optimizer = Optimizer(model, config.optim, compute.device, processes)
-    scaler = torch.amp.GradScaler(compute.device.type, enabled=compute.dtype == torch.float16)
-    return TrainingState(config, model, optimizer, scaler, RunProgress(), lasting or {})
-
-
-def _build_model(config: Config, compute: Compute, processes: Processes, weights: Mapping[str, Tensor] | None) -> GPT:
-    sharded, recompute = is_sharded(config, processes.world_size), config.system.activation_checkpointing
     with torch.device("meta"):
-        model = GPT(config.model, activation_checkpointing=recompute)
-    if sharded:
+        model = GPT(config.model, activation_checkpointing=config.system.activation_checkpointing)
+    if is_sharded(config, processes.world_size):
         shard(model, processes, compute)
     else:
         model.to_empty(device=compute.device)
@@ -139,4 +131,6 @@ def _build_model(config: Config, compute: Compute, processes: Processes, weights
         load_full_tensors(model, model.initial_weights(generator))
     else:
         load_full_tensors(model, weights.items())
-    return model
+    optimizer = Optimizer(model, config.optim, compute.device, processes)
+    scaler = torch.amp.GradScaler(compute.device.type, enabled=compute.dtype == torch.float16)
+    return TrainingState(config, model, optimizer, scaler, RunProgress(), lasting or {})

@@ -18,10 +18,11 @@ from nanogpt_cli.training.state import TrainingState
 Batch = tuple[Tensor, Tensor]  # inputs and targets, int64 (micro_batch, block_size) both
 
 
-class HostCopy:
-    """A small tensor on its way to the host: `values()` waits only if the device is not done with it yet."""
+class InFlight:
+    """An update that nobody has looked at; what `TrainStep` gave for it is on its way to the host."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, step: int, rate: float, tensor: Tensor) -> None:
+        self.step, self.rate = step, rate
         self._copied: torch.cuda.Event | None = None
         if tensor.device.type == "cuda":
             self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -32,19 +33,10 @@ class HostCopy:
             self._host = tensor
 
     def values(self) -> list[float]:
-        """The numbers, as Python has them."""
+        """[loss, norm, skipped, stop, save, time is up]; waits only if the device is not done with them yet."""
         if self._copied is not None:
             self._copied.synchronize()
         return [float(v) for v in self._host.tolist()]
-
-
-@dataclass
-class InFlight:
-    """An update on the device that nobody has looked at: [loss, norm, skipped, stop, save, time is up]."""
-
-    step: int
-    rate: float
-    outcome: HostCopy
 
 
 @dataclass

@@ -145,7 +145,7 @@ FAULTS = """
 import resource, sys, torch
 from nanogpt_cli.machine.device import keep_freed_memory
 if sys.argv[1] == "kept":
-    keep_freed_memory()
+    keep_freed_memory(torch.device("cpu"))
 def faults():
     torch.zeros(2**24)  # 64 MB
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

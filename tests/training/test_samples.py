@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from nanogpt_cli.training import samples
+from nanogpt_cli.training import validation
 from tests.runner import Runner, same_weights
 
 
 @pytest.fixture
 def generous(monkeypatch: pytest.MonkeyPatch) -> None:
     """However short a run is, there is time for every sample."""
-    monkeypatch.setattr(samples, "SHARE", 1e6)
+    monkeypatch.setattr(validation, "SHARE", 1e6)
 
 
 def lines(runs: Runner, name: str) -> list[dict[str, Any]]:
@@ -53,18 +53,18 @@ def test_time_is_what_decides(monkeypatch: pytest.MonkeyPatch, runs: Runner) -> 
             shown.append(step)
 
     def tokens(*_: Any, **__: Any) -> Any:
-        for _token in range(samples.TOKENS):
+        for _token in range(validation.TOKENS):
             now[0] += 0.01  # a sample takes a second
             yield [0]
 
-    monkeypatch.setattr(samples, "generate", tokens)
+    monkeypatch.setattr(validation, "generate", tokens)
     plan = runs.plan("x")
     from nanogpt_cli.machine.distributed import ALONE
     from nanogpt_cli.training.state import build_state
 
     state = build_state(plan.config, plan.compute, ALONE, lasting={})
     assert plan.data_set.tokenizer is not None
-    writer = samples.Samples(state.model, plan.data_set.tokenizer, 1, Log(), Watching())  # type: ignore[arg-type]
+    writer = validation.Samples(state.model, plan.data_set.tokenizer, 1, Log(), Watching())  # type: ignore[arg-type]
     writer.write(1)
     assert logged == [], "there is no time yet"
     now[0] = 50.0
@@ -74,5 +74,5 @@ def test_time_is_what_decides(monkeypatch: pytest.MonkeyPatch, runs: Runner) -> 
         now[0] += 1.0
         writer.write(step)
     assert len(logged) > 3
-    assert 0.01 * sum(len(line["text"]) for line in logged) <= samples.SHARE * now[0] + 0.02
+    assert 0.01 * sum(len(line["text"]) for line in logged) <= validation.SHARE * now[0] + 0.02
     assert shown == [line["step"] for line in logged]

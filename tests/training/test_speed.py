@@ -7,7 +7,7 @@ import torch
 
 from nanogpt_cli.machine.remembered import best_peak, expected_mfu, note_mfu
 from nanogpt_cli.training.speed import StepClock
-from nanogpt_cli.training.step import HostCopy
+from nanogpt_cli.training.step import InFlight
 
 
 class Hands:
@@ -106,4 +106,4 @@ def test_waiting_for_the_device_belongs_to_the_step() -> None:
 
 
 def test_a_host_copy_gives_plain_numbers() -> None:
-    assert HostCopy(torch.tensor([1.5, 0.0, float("inf")])).values() == [1.5, 0.0, float("inf")]
+    assert InFlight(1, 0.1, torch.tensor([1.5, 0.0, float("inf")])).values() == [1.5, 0.0, float("inf")]
