@@ -85,14 +85,11 @@ class Compute:
 def choose_compute(
     system: SystemSettings, model: ModelSettings, *, local_rank: int = 0, long_run: bool = True
 ) -> Compute:
-    """Device, dtype and compile for this process.
+    """Device, dtype and compile for this process; UserError if what was asked for is not to be had here.
 
     Args:
         local_rank: number of this process on its machine; picks the CUDA device.
         long_run: whether the run is long enough to repay compilation.
-
-    Raises:
-        UserError: the device, dtype or compiler asked for is not to be had here.
     """
     device, device_reason = _choose_device(system.device, local_rank)
     dtype, dtype_reason = _choose_dtype(system.dtype, device, model)
@@ -233,10 +230,8 @@ def device_name(device: torch.device) -> str:
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done what was asked of it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def memory_gib(device: torch.device) -> float | None:

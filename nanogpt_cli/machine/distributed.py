@@ -123,7 +123,6 @@ def gradient_sync(model: nn.Module, *, last: bool) -> Iterator[None]:
     """Around forward and backward of a micro-step: only the last one of a step averages gradients over the ranks.
 
     The gradients of a sharded model are whole until then: 4 bytes a parameter against a reduction in each micro-step.
-
     DDP looks at the switch in the forward pass too, so both must be inside.
     """
     if isinstance(model, FSDPModule):
@@ -136,15 +135,7 @@ def gradient_sync(model: nn.Module, *, last: bool) -> Iterator[None]:
 
 
 def check_gpus(system: SystemSettings, processes: int, highest_index: int) -> None:
-    """See that this machine has what its processes need.
-
-    Args:
-        processes: how many of the run are on this machine.
-        highest_index: of the GPUs they use, as this process numbers them.
-
-    Raises:
-        UserError: it has not; names what works.
-    """
+    """Refuse more processes on this machine than it has GPUs, up to `highest_index` as this process numbers them."""
     kind = system.device.partition(":")[0]
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"

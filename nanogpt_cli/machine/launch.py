@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,8 @@ def launch(
     """Run `processes` ranks on this machine to the end of the run, with at most `machines.max_restarts` restarts.
 
     Args:
-        run: a path or name; what stands here on other machines than 0 is not looked at.
-        peak: FLOP/s of one device and how it is known, if the ranks need not find out.
+        run: a path or name; of no meaning on other machines than 0.
+        peak: if the ranks need not find out.
 
     Raises:
         NanogptError: the error of the rank that failed first, with that rank's exit code.
@@ -86,8 +86,11 @@ class _Ranks:
     def run(self) -> NanogptError | None:
         """Launch, watch and wait; the error to tell, None after success."""
         thread = threading.Thread(target=self._run_agent, daemon=True)
+        os.environ[LAUNCHER] = self.launcher.to_environment()  # for the workers, who inherit it
+        threads = max(1, torch.get_num_threads() // self.count)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # all of them share the cores
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # stack traces of lost sockets
         with (
-            self._environment(),
             tempfile.TemporaryDirectory(prefix="nanogpt-", ignore_cleanup_errors=True) as logs,
             StopSignals(lambda name: None) as signals,
         ):
@@ -132,20 +135,6 @@ class _Ranks:
         except Exception as error:  # handed over to the main thread
             self.crash = error
 
-    @contextlib.contextmanager
-    def _environment(self) -> Iterator[None]:
-        """What the workers inherit; this process goes on without it."""
-        before = dict(os.environ)
-        os.environ[LAUNCHER] = self.launcher.to_environment()
-        threads = max(1, torch.get_num_threads() // self.count)
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # all of them share the cores
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # stack traces of lost sockets
-        try:
-            yield
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-
     def _pids(self) -> list[int]:
         workers = self.agent.get_worker_group().workers if self.agent else []
         return [worker.id for worker in workers if worker.id is not None]
@@ -179,12 +168,14 @@ class _Ranks:
             return error
         rank, failure = next(iter((killed or self.failures).items()))
         number = self.launcher.machines.number * self.count + rank
-        return RankDiedError(f"rank {number} {_death(failure.exitcode)}.{self._last_words(rank)}")
-
-    def _last_words(self, local_rank: int) -> str:
-        texts = [path.read_text("utf-8") for path in self.logs.glob(f"**/{local_rank}/std*.log")]
+        end = f"ended with exit code {failure.exitcode}"
+        if failure.exitcode < 0:
+            end = f"was killed by {signal.Signals(-failure.exitcode).name}"
+            end += " (the system does that when memory runs out)" * (failure.exitcode == -_KILL)
+        texts = [path.read_text("utf-8") for path in self.logs.glob(f"**/{rank}/std*.log")]
         lines = "\n".join(texts).splitlines()
-        return "\n".join(["", "The last it wrote:", *lines[-LAST_LINES:]]) if lines else ""
+        last = "\n".join(["", "The last it wrote:", *lines[-LAST_LINES:]]) if lines else ""
+        return RankDiedError(f"rank {number} {end}.{last}")
 
 
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows knows no other end
@@ -199,13 +190,6 @@ def _stopped(signals: StopSignals, failures: dict[int, ProcessFailure]) -> Stopp
             return StoppedError(str(failure.error_file_data["message"]), signals.signum)
     name = signal.Signals(signals.signum).name
     return StoppedError(f"Stopped by {name}. What was saved before is whole: nanogpt resume goes on.", signals.signum)
-
-
-def _death(exit_code: int) -> str:
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    name = signal.Signals(-exit_code).name
-    return f"was killed by {name}" + (" (the system does that when memory runs out)" if name == "SIGKILL" else "")
 
 
 def _leave_panel() -> None:

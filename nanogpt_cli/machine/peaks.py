@@ -1,5 +1,11 @@
-"""Dense peaks of devices, found in peaks.toml by the words of the name that torch shows, or measured."""
+"""What a device can do: its dense peak, listed in peaks.toml or measured, and how much of it runs have reached here.
 
+What was measured is kept in the user's cache: one measurement on a busy machine says little.
+"""
+
+import contextlib
+import math
+import platform
 import re
 import time
 import tomllib
@@ -8,18 +14,16 @@ from typing import Any
 
 import torch
 
-from nanogpt_cli.machine.device import synchronize
+from nanogpt_cli.errors import UserError
+from nanogpt_cli.files import user_cache, write_toml
+from nanogpt_cli.foreign import read_toml
+from nanogpt_cli.machine.device import device_name, synchronize
 
 _KNOWN: dict[str, Any] = tomllib.loads(Path(__file__).with_name("peaks.toml").read_text("utf-8"))
 
 
 def peak_tflops(device_name: str, dtype: str) -> float | None:
-    """Dense peak of one device in TFLOP/s; None where it is not known.
-
-    Args:
-        device_name: as torch.cuda.get_device_name() gives it.
-        dtype: "float32" (with TF32 products), "bfloat16" or "float16".
-    """
+    """Dense peak in TFLOP/s, float32 with TF32 products, of a device by its CUDA name; None where it is not known."""
     words = re.findall(r"[a-z0-9]+", device_name.lower())
 
     def is_named(name: str) -> bool:
@@ -56,3 +60,40 @@ def measure_peak_flops(device: torch.device, dtype: torch.dtype, *, seconds: flo
         best = min(best, (time.perf_counter() - start) / at_once)
     torch.set_float32_matmul_precision(precision)
     return 2 * size**3 / best
+
+
+def best_peak(device: torch.device, dtype: str, measured: float) -> float:
+    """The highest peak seen here, FLOP/s, this measurement's included."""
+    everything, here = _read(device, dtype)
+    here["peak"] = max(measured, here.get("peak", 0.0))
+    _write(everything)
+    return float(here["peak"])
+
+
+def expected_mfu(device: torch.device, dtype: str, width: int) -> float | None:
+    """The share of the peak that the last run of about this width reached here; None if there was none."""
+    _, here = _read(device, dtype)
+    shares = here.get("mfu", {})
+    near = min(shares, key=lambda other: abs(math.log(int(other) / width)), default=None)
+    return None if near is None else shares[near]
+
+
+def note_mfu(device: torch.device, dtype: str, width: int, mfu: float) -> None:
+    """Remember the share of the peak that a run of this width reached."""
+    everything, here = _read(device, dtype)
+    here.setdefault("mfu", {})[str(width)] = mfu
+    _write(everything)
+
+
+def _read(device: torch.device, dtype: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All that is known, and its part about this device and number format, to be filled."""
+    try:
+        everything = read_toml(user_cache() / "speed.toml")
+    except (UserError, OSError):  # not there yet, damaged, or without a home: a cache has no say in whether work begins
+        everything = {}
+    return everything, everything.setdefault(f"{platform.node()} {device_name(device)} {dtype}", {})
+
+
+def _write(everything: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # as above
+        write_toml(user_cache() / "speed.toml", everything)

@@ -78,13 +78,10 @@ class RankEnv:
 
 
 def read_rank_env(environ: Mapping[str, str] = os.environ) -> RankEnv:
-    """What the environment says of this process.
+    """What the environment says of this process; UserError names a variable that is missing or cannot be so.
 
     torchrun sets RANK, LOCAL_RANK, WORLD_SIZE and the like; srun sets SLURM_STEP_NUM_TASKS (which a batch script
     itself, or a shell in an allocation, does not have).
-
-    Raises:
-        UserError: a variable that several processes need is missing, or has a value that it cannot have; names it.
     """
     if {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= environ.keys() or _number(environ, "WORLD_SIZE", 1) > 1:
         return _of_torch(environ)

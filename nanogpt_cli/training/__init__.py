@@ -1,1 +1,1 @@
-"""The loop and what it needs: device, optimizers, evaluation, checkpoints, processes."""
+"""From a request to a trained model: plan, start, loop and step, what they save, and how a run goes on."""

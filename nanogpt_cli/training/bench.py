@@ -110,7 +110,7 @@ def measure(
     batch_size: int,
     peak: float | None,
     data_set: DataSet | None = None,
-    seconds: float | None = None,
+    seconds: float = SECONDS,
 ) -> Measurement:
     """Time updates of `batch_size` rows a micro-batch on one device.
 
@@ -118,9 +118,8 @@ def measure(
         config: with vocab_size set.
         peak: FLOP/s of the device, for MFU.
         data_set: for the time of reading a batch.
-        seconds: how long to measure, about (default SECONDS); a few micro-steps are taken in any case.
+        seconds: how long to measure, about; a few micro-steps are taken in any case.
     """
-    seconds = SECONDS if seconds is None else seconds
     if compute.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(compute.device)
     bench = Bench(config, compute, batch_size)
@@ -128,10 +127,12 @@ def measure(
     many = max(1, int(seconds / 2 / BLOCKS / once))  # micro-steps between two waits
     repeats = max(2, min(BLOCKS, int(seconds / 2 / (many * once))))
     micro = [bench.timed(lambda: bench.micro_steps(many)) / many for _ in range(repeats)]
-    stages = _stages(bench, max(1, min(BLOCKS, int(seconds / 2 / once))))
+    parts = bench.forward, bench.backward, bench.update
+    rounds = [[bench.timed(part) for part in parts] for _ in range(max(1, min(BLOCKS, int(seconds / 2 / once))))]
+    forward_s, backward_s, update_s = map(statistics.median, zip(*rounds, strict=True))
     micro_steps = -(-config.train.batch_size * config.train.gradient_accumulation_steps // batch_size)
     micro_s = statistics.median(micro)
-    step_s = micro_steps * micro_s + stages["optimizer"]
+    step_s = micro_steps * micro_s + update_s
     tokens = batch_size * micro_steps * config.model.block_size
     data_s = None if data_set is None else micro_steps * _reading(data_set, config, batch_size)
     return Measurement(
@@ -147,21 +148,11 @@ def measure(
         memory_gib=memory_gib(compute.device),
         stages_ms={
             "data": None if data_s is None else 1000 * data_s,
-            "forward": 1000 * micro_steps * stages["forward"],
-            "backward": 1000 * micro_steps * stages["backward"],
-            "optimizer": 1000 * stages["optimizer"],
+            "forward": 1000 * micro_steps * forward_s,
+            "backward": 1000 * micro_steps * backward_s,
+            "optimizer": 1000 * update_s,
         },
     )
-
-
-def _stages(bench: Bench, repeats: int) -> dict[str, float]:
-    """Median seconds of one micro-batch's forward and backward pass and of one optimizer step."""
-    timings: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
-    for _ in range(repeats):
-        timings["forward"].append(bench.timed(bench.forward))
-        timings["backward"].append(bench.timed(bench.backward))
-        timings["optimizer"].append(bench.timed(bench.update))
-    return {name: statistics.median(values) for name, values in timings.items()}
 
 
 def _reading(data_set: DataSet, config: Config, batch_size: int) -> float:

@@ -65,7 +65,8 @@ class Training:
             self.view.start(start)  # it says that Ctrl-C saves: from here on that is true
             try:
                 while True:
-                    if self.at_end or progress.step % settings.eval_interval == 0:
+                    due = self.at_end or progress.step % settings.eval_interval == 0
+                    if due and progress.step != progress.evaluated_step:
                         self.evaluate()
                     if self.saver.is_due() or self.ended_by:
                         self.save(must=bool(self.at_end or self.ended_by))
@@ -77,7 +78,6 @@ class Training:
 
     @property
     def at_end(self) -> bool:
-        """Whether all updates are done."""
         return self.state.progress.step >= self.state.config.train.max_iters
 
     def step(self) -> None:
@@ -105,9 +105,9 @@ class Training:
         while len(self.in_flight) > leave:
             update = self.in_flight.pop(0)
             loss, norm, skipped, stop, save, time_is_up = update.values()
-            if skipped and (problem := what_went_bad(update.step, loss, norm, self.state.scaler)):
-                kept = f"The last good step is {update.step - 1}; {self.saver.way_on()}"
-                raise NonFiniteError(f"Stopped: {problem}.\n{kept}")
+            if skipped and (why := what_went_bad(update.step, loss, norm, self.state.scaler)):
+                good = update.step - 1
+                raise NonFiniteError(f"Stopped: {why}.\nThe last good step is {good}; {self.saver.way_on()}")
             progress = self.state.progress
             progress.window_sum += loss
             progress.window_count += 1
@@ -160,8 +160,6 @@ class Training:
     def evaluate(self) -> None:
         """Mean loss on both splits; a best one is saved, the training state first."""
         progress = self.state.progress
-        if progress.step == progress.evaluated_step:
-            return
         self.drain()
         val_loss, train_loss = self.validation.losses(self._check_signal, self.view.evaluating)
         if not math.isfinite(val_loss):

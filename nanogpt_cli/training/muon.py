@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from nanogpt_cli.config.schema import ModelSettings, OptimSettings
 from nanogpt_cli.machine.distributed import Processes
-from nanogpt_cli.machine.sharding import full_tensor, local_rows
 from nanogpt_cli.model.gpt import matrix_heights
 
 STEPS, COEFFICIENTS, EPS = 5, (3.4445, -4.7750, 2.0315), 1e-7  # of the Newton-Schulz iteration, as in torch.optim.Muon
@@ -65,7 +64,7 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         defaults = {"lr": settings.muon_lr, "peak": settings.muon_lr, "weight_decay": settings.weight_decay}
         super().__init__(list(rows.values()), defaults)
-        self.mu, self.processes, self.owners = settings.muon_momentum, processes, owners
+        self.mu, self.processes = settings.muon_momentum, processes
         self.sharded = any(rows[name] is not owners[name] for name in rows)
         by_shape: dict[Any, list[str]] = defaultdict(list)
         for name in rows:
@@ -128,16 +127,6 @@ class Muon(torch.optim.Optimizer):
         share[: len(mine)] = orthogonalize(mine)
         return self.processes.gather(share).flatten(0, 1)[: len(matrices)]
 
-    def moments(self) -> dict[str, Tensor]:
-        """By name, the momentum of the rows this rank has; the live tensors."""
+    def momentum(self) -> dict[str, Tensor]:
+        """By name, that of the rows this rank has; the live tensors."""
         return {name: stack.momentum[k, : stack.count] for stack in self.stacks for k, name in enumerate(stack.names)}
-
-    def state_by_name(self) -> dict[str, dict[str, Tensor]]:
-        """{parameter: {momentum_buffer}}, whole on rank 0; every rank must call this."""
-        return {n: {"momentum_buffer": full_tensor(m, self.owners[n])} for n, m in self.moments().items()}
-
-    def load_state_by_name(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take a momentum over; raises KeyError for a parameter that does not exist here."""
-        here = self.moments()
-        for name, moments in state.items():
-            here[name].copy_(local_rows(moments["momentum_buffer"], self.owners[name]))

@@ -1,6 +1,6 @@
 """AdamW, and Muon for block matrices beside AdamW, as one optimizer whose state goes by parameter name."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from nanogpt_cli.training.muon import Muon
 EMBEDDINGS = ("wte.", "wpe.")
 HEAD = "lm_head."
 
-NamedState = dict[str, dict[str, Tensor]]
+NamedState = Mapping[str, Mapping[str, Tensor]]
 
 
 def is_block_matrix(name: str, parameter: Tensor) -> bool:
@@ -31,9 +31,10 @@ class Optimizer:
     """
 
     def __init__(self, model: GPT, settings: OptimSettings, device: torch.device, processes: Processes = ALONE) -> None:
-        self.device = device
+        self.device, self.processes = device, processes
         self.owners: dict[str, nn.Parameter] = dict(model.named_parameters())
         self.parameters = {n: p if to_local(p) is p else nn.Parameter(to_local(p)) for n, p in self.owners.items()}
+        self.sharded = any(self.parameters[name] is not owner for name, owner in self.owners.items())
         by_muon = settings.optimizer == "muon"
         matrices = {n: p for n, p in self.parameters.items() if by_muon and is_block_matrix(n, p)}
         self.adamw = torch.optim.AdamW(
@@ -43,7 +44,6 @@ class Optimizer:
             eps=settings.eps,
             fused=True,
         )
-        self.replicated = processes.distributed and not self.sharded
         self.muon = Muon(matrices, self.owners, model.config, settings, processes) if matrices else None
 
     def torch_optimizers(self) -> list[torch.optim.Optimizer]:
@@ -61,7 +61,7 @@ class Optimizer:
 
         Those of replicas become zeros where they are, in DDP's buckets: new ones would be held beside the buckets.
         """
-        if self.replicated:
+        if self.processes.distributed and not self.sharded:
             torch._foreach_zero_([p.grad for p in self.owners.values() if p.grad is not None])
             return
         for parameter in (*self.owners.values(), *self.parameters.values()):
@@ -75,16 +75,12 @@ class Optimizer:
                 assert owner.grad is not None
                 chunk.data, chunk.grad = to_local(owner), to_local(owner.grad)
 
-    def clip(self, limit: float, add: Callable[[Tensor], Tensor] = lambda squares: squares) -> Tensor:
-        """Bring the gradients' norm down to `limit`, unless that is 0; the norm before.
-
-        Args:
-            add: adds up over the ranks, each of which has a part of a sharded model's squares.
-        """
+    def clip(self, limit: float) -> Tensor:
+        """Bring the gradients' norm down to `limit`, unless that is 0; the norm before."""
         parameters = list(self.parameters.values())
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if self.sharded:
-            norm = add(norm.square()).sqrt()
+        if self.sharded:  # each rank has a part of the squares
+            norm = self.processes.sum(norm.square()).sqrt()
         # multiplying by one costs a sweep over all gradients; only a CPU can look at the norm without waiting
         if limit and not (self.device.type == "cpu" and norm.item() + 1e-6 <= limit):
             nn.utils.clip_grads_with_norm_(parameters, limit, norm)
@@ -101,53 +97,43 @@ class Optimizer:
         if self.muon is not None:
             self.muon.update(skip)
 
-    @property
-    def sharded(self) -> bool:
-        """Whether this rank has a part of each parameter only."""
-        return any(self.parameters[name] is not owner for name, owner in self.owners.items())
+    def _state(self) -> dict[str, NamedState]:
+        momentum = {} if self.muon is None else self.muon.momentum()
+        return {
+            "adamw": {n: self.adamw.state[p] for n, p in self.parameters.items() if p in self.adamw.state},
+            "muon": {name: {"momentum_buffer": rows} for name, rows in momentum.items()},
+        }
 
     def moments(self) -> dict[str, Tensor]:
         """What this rank has of the moments, with names to show."""
-        found = {
-            f"{n} ({key})": m for n, p in self.parameters.items() for key, m in self.adamw.state.get(p, {}).items()
-        }
-        if self.muon is not None:
-            found |= {f"{name} (momentum)": momentum for name, momentum in self.muon.moments().items()}
-        return found
+        named = [(name, held) for part in self._state().values() for name, held in part.items()]
+        return {f"{name} ({key})": moment for name, held in named for key, moment in held.items()}
 
     def state_by_name(self) -> dict[str, NamedState]:
         """{"adamw": {parameter: {exp_avg, exp_avg_sq, step}}, "muon": {parameter: {momentum_buffer}}}.
 
         Moments of a sharded model are whole on rank 0 only; every rank must call this.
         """
-        adamw = {
-            n: {
-                key: full_tensor(value, self.owners[n]) if value.ndim else value
-                for key, value in self.adamw.state[p].items()
-            }
-            for n, p in self.parameters.items()
-            if p in self.adamw.state
+
+        def whole(name: str, moment: Tensor) -> Tensor:
+            return full_tensor(moment, self.owners[name]) if moment.ndim else moment
+
+        return {
+            part: {name: {key: whole(name, moment) for key, moment in held.items()} for name, held in named.items()}
+            for part, named in self._state().items()
         }
-        return {"adamw": adamw, "muon": {} if self.muon is None else self.muon.state_by_name()}
 
-    def load_state_by_name(self, state: dict[str, NamedState], *, adopt: bool = False) -> None:
-        """Take moments over, as copies unless `adopt` is set; rates, decay and betas stay as the settings say.
-
-        Raises:
-            KeyError: a parameter of the state does not exist here.
-        """
+    def load_state_by_name(self, state: Mapping[str, NamedState], *, adopt: bool = False) -> None:
+        """Take moments over, as copies unless `adopt` is set; rates, decay and betas stay as the settings say."""
         for name, moments in state["adamw"].items():
             parameter, owner = self.parameters[name], self.owners[name]
+            mine = {key: local_rows(value, owner) if value.ndim else value for key, value in moments.items()}
             self.adamw.state[parameter] = {
-                key: _placed(local_rows(value, owner) if value.ndim else value, parameter, copy=not adopt)
-                for key, value in moments.items()
+                key: value.to(parameter.device, torch.float32, copy=not adopt) for key, value in mine.items()
             }
-        if self.muon is not None:
-            self.muon.load_state_by_name(state["muon"])
-
-
-def _placed(value: Tensor, like: Tensor, *, copy: bool) -> Tensor:
-    return value.to(device=like.device, dtype=torch.float32, copy=copy)
+        momentum = {} if self.muon is None else self.muon.momentum()
+        for name, moments in state["muon"].items():
+            momentum[name].copy_(local_rows(moments["momentum_buffer"], self.owners[name]))
 
 
 def _adamw_groups(parameters: dict[str, nn.Parameter], settings: OptimSettings) -> list[dict[str, Any]]:

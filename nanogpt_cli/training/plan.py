@@ -17,15 +17,13 @@ from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.machine.device import Compute, choose_compute, device_name
 from nanogpt_cli.machine.distributed import check_gpus, choose_backend
 from nanogpt_cli.machine.memory import free_memory, memory_of
-from nanogpt_cli.machine.peaks import measure_peak_flops, peak_tflops
+from nanogpt_cli.machine.peaks import best_peak, expected_mfu, measure_peak_flops, peak_tflops
 from nanogpt_cli.machine.rank_env import RankEnv
-from nanogpt_cli.machine.remembered import best_peak, expected_mfu
 from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token, memory_estimate, parameter_table
 from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.runs.checkpoint import RunProgress
 from nanogpt_cli.training.init_from import initial_architecture
 from nanogpt_cli.training.state import is_sharded, out_of_patience
-from nanogpt_cli.weights.resolve import find_model
 
 ALONE = RankEnv()
 Peak = tuple[float, str]  # FLOP/s of one device, and how it is known
@@ -119,20 +117,8 @@ class Plan:
         return {**tables, "derived": self.derived.to_toml()}
 
 
-def check_settings(config: Config, env: RankEnv = ALONE) -> None:
-    """Refuse what can be refused before the data is there: nobody wants to prepare a data set for a run that cannot be.
-
-    Raises:
-        UserError: this machine lacks something, the ranks do not divide the rows, or init_from names nothing.
-    """
-    _over_ranks(config, env)
-    choose_compute(config.system, config.model, local_rank=env.device_index)
-    if config.train.init_from is not None:
-        find_model(config.train.init_from)
-
-
-def _over_ranks(config: Config, env: RankEnv) -> tuple[Config, Split]:
-    """The settings with the number of processes here, and what each process takes of a step."""
+def over_ranks(config: Config, env: RankEnv) -> tuple[Config, Split]:
+    """The settings with the number of processes here, and what each takes of a step; UserError if that cannot be."""
     if env.distributed:  # whoever started the processes has decided how many there are
         config = config.replace("system", gpus=env.local_size)
     gpus = config.system.gpus
@@ -169,16 +155,10 @@ def plan_run(
 ) -> Plan:
     """Work out a run from its settings: open the data, choose the machine's part, derive the rest; makes nothing.
 
-    Args:
-        env: what this process is, and on how many machines it launches others.
-        resume_point: where the run goes on; its schedule and architecture are those of the settings.
-        notes, warnings: what is known already.
-        progress: hears how far the check of large token files is.
-
-    Raises:
-        UserError: the settings do not go with the data, the machine, or each other.
+    Schedule and architecture are those of the settings, also where a run goes on. UserError if settings do not go with
+    the data, the machine, or each other.
     """
-    config, split = _over_ranks(layered.config, env)
+    config, split = over_ranks(layered.config, env)
     token_dtype, tokenizer = config.data.token_dtype, config.data.tokenizer
     data_set = open_data_set(data_folder(config), token_dtype=token_dtype, tokenizer=tokenizer, progress=progress)
     config = config.replace("data", data_dir=str(data_set.folder))  # absolute: resume works from any folder

@@ -9,12 +9,14 @@ from nanogpt_cli.config.schema import settings
 from nanogpt_cli.data.text.prepare import ensure_prepared
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.foreign import read_toml
+from nanogpt_cli.machine.device import choose_compute
 from nanogpt_cli.machine.rank_env import RankEnv
 from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.runs.directory import RUNS, RunDirectory, new_run_path, refuse_existing
 from nanogpt_cli.training.init_from import yields
-from nanogpt_cli.training.plan import ALONE, Plan, check_settings, plan_run
+from nanogpt_cli.training.plan import ALONE, Plan, over_ranks, plan_run
 from nanogpt_cli.training.resume import ResumeRequest
+from nanogpt_cli.weights.resolve import find_model
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,16 @@ class TrainRequest:
         return combine(*self.layers).config.system.gpus
 
     def plan(self, progress: Progress = QUIET, env: RankEnv = ALONE) -> Plan:
-        """Check the settings, prepare the data set where that can be done, name the run, and work it out.
-
-        Raises:
-            UserError: settings that do not fit, a run that exists, missing data.
-        """
+        """Check the settings, prepare the data set where that can be done, name the run, and work it out."""
         layered = combine(*self.layers)
         if self.run is not None and not self.or_resume:
             refuse_existing(self.run)
         if not self.or_resume:  # a run that goes on does not need what it was started from
-            check_settings(layered.config, env)
+            # nobody wants to prepare a data set for a run that cannot be
+            config, _ = over_ranks(layered.config, env)
+            choose_compute(config.system, config.model, local_rank=env.device_index)
+            if config.train.init_from is not None:
+                find_model(config.train.init_from)
         if layered.config.data.data_dir is None:
             name = ensure_prepared(layered.config.data.dataset, progress=progress)
             layered = replace(layered, config=layered.config.replace("data", dataset=name))

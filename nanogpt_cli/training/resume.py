@@ -45,11 +45,7 @@ class ResumeRequest:
         return combine(Layer(self.word, read_toml(find_run(self.word).config)), self.changes).config.system.gpus
 
     def plan(self, progress: Progress = QUIET, env: RankEnv = ALONE) -> Plan:
-        """Work out how the run goes on; makes nothing.
-
-        Raises:
-            UserError: nothing to go on from, or a change that a run cannot take.
-        """
+        """Work out how the run goes on; UserError if there is nothing to go on from, or for a change it cannot take."""
         makes_run = self.new_run is not None
         if self.new_run is not None:
             refuse_existing(self.new_run)

@@ -22,11 +22,7 @@ SLURM_MARGIN = 30.0  # seconds before the end of the job, beside what saves take
 
 
 class Deadline:
-    """When this life of a run has to be over: --max-minutes after its start, or before its SLURM job is ended.
-
-    Raises:
-        UserError: SLURM_JOB_END_TIME is no time.
-    """
+    """When this life of a run has to be over: --max-minutes after its start, or before its SLURM job is ended."""
 
     def __init__(self, max_minutes: float) -> None:
         self.at, self.what = time.time() + 60 * max_minutes if max_minutes else math.inf, "--max-minutes"

@@ -79,11 +79,7 @@ class StepClock:
         return steps * self.tokens_per_step * self.flops_per_token / seconds / self.peak_flops
 
     def figures(self, waited_s: float, *, window: bool) -> Figures:
-        """The running rate, or at a log step the mean rate since the last one.
-
-        Args:
-            waited_s: what the loop has waited for data in all.
-        """
+        """The running rate, or at a log step the mean rate since the last one; `waited_s` for data, in all."""
         (seconds, waited_before), (rated, steps) = self._window, self._rated
         step_s = self._running or self._last
         share = (waited_s - waited_before) / seconds if seconds else 0.0

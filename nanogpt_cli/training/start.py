@@ -14,10 +14,9 @@ from nanogpt_cli.files import free_bytes, own_folder, remove_leftovers, sync_fol
 from nanogpt_cli.machine.compiling import compile_model
 from nanogpt_cli.machine.distributed import ALONE, Processes
 from nanogpt_cli.machine.memory import explain_out_of_memory
-from nanogpt_cli.machine.remembered import note_mfu
+from nanogpt_cli.machine.peaks import note_mfu
 from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token
 from nanogpt_cli.runs.checkpoint import (
-    Checkpoint,
     RunProgress,
     keep_milestone,
     link_or_copy,
@@ -61,12 +60,7 @@ class Outcome:
 
 
 def start(plan: Plan, *, view: View | None = None) -> Outcome:
-    """Train the planned run to its end, here and in this process.
-
-    Raises:
-        UserError: the run directory is taken, or in use.
-        StoppedError, NonFiniteError, NanogptError: see `Training.train`.
-    """
+    """Train the planned run to its end, here and in this process; raises what `open_run` and `train_run` do."""
     with open_run(plan):
         return train_run(plan, view=view)
 
@@ -82,7 +76,14 @@ def open_run(plan: Plan, *, new_life: bool = True) -> Iterator[RunDirectory]:
         UserError: it is taken, or in use.
         NanogptError: there is no room for a checkpoint.
     """
-    _check_room(plan)
+    folder = next(path for path in (plan.run_path, *plan.run_path.absolute().parents) if path.exists())
+    needed = sum(checkpoint_bytes(plan.config.model, plan.config.optim.optimizer).values())
+    free = free_bytes(folder)
+    if free < needed and not plan.finished:  # no training whose outcome could not be kept
+        raise NanogptError(
+            f"The disk of {plan.run_path} is full: {needed / 1e6:,.2f} MB are needed for a checkpoint, "
+            f"{free / 1e6:,.2f} MB are free. Make room, or choose another place with --run."
+        )
     run = _make_run(plan) if plan.makes_run else RunDirectory(plan.run_path)
     with lock(run.path):
         if not plan.makes_run:
@@ -107,18 +108,6 @@ def train_run(plan: Plan, processes: Processes = ALONE, *, view: View | None = N
         shown.close()
 
 
-def _check_room(plan: Plan) -> None:
-    """No training whose outcome could not be kept."""
-    folder = next(path for path in (plan.run_path, *plan.run_path.absolute().parents) if path.exists())
-    needed = sum(checkpoint_bytes(plan.config.model, plan.config.optim.optimizer).values())
-    free = free_bytes(folder)
-    if free < needed and not plan.finished:
-        raise NanogptError(
-            f"The disk of {plan.run_path} is full: {needed / 1e6:,.2f} MB are needed for a checkpoint, "
-            f"{free / 1e6:,.2f} MB are free. Make room, or choose another place with --run."
-        )
-
-
 def _make_run(plan: Plan) -> RunDirectory:
     def fill(run: RunDirectory) -> None:
         if plan.resume_point is not None:  # a fork: its first state is there before its name is
@@ -141,7 +130,11 @@ def _tokenizer_toml(plan: Plan) -> dict[str, Any] | None:
 
 def _take_over(plan: Plan, run: RunDirectory, new_life: bool) -> None:
     """Make an existing run consistent with the state it goes on from; needs its lock."""
-    saved = _unchanged_since(plan, run)
+    source = newest_state(run)
+    saved = source.checkpoint
+    if (saved["step"] if saved else 0) != plan.first_step:  # before we had its lock
+        why = source.problems[0] if source.problems else f"{run.path}: another process continued this run meanwhile."
+        raise UserError(f"{why} Type the command again.")
     for folder in (run.path, run.logs):
         remove_leftovers(folder)
     if plan.resume_point is not None and plan.resume_point.path != run.checkpoint:
@@ -166,16 +159,6 @@ def _take_over(plan: Plan, run: RunDirectory, new_life: bool) -> None:
         log = MetricsLog(path)
         log.keep_through(plan.first_step, evaluated_step)
         log.close()
-
-
-def _unchanged_since(plan: Plan, run: RunDirectory) -> Checkpoint | None:
-    """The state that was planned with: nobody else continued the run before we had its lock."""
-    source = newest_state(run)
-    newest = source.checkpoint
-    if (newest["step"] if newest else 0) != plan.first_step:
-        why = source.problems[0] if source.problems else f"{run.path}: another process continued this run meanwhile."
-        raise UserError(f"{why} Type the command again.")
-    return newest
 
 
 def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> Outcome:
@@ -263,10 +246,12 @@ def _what_is_shown(plan: Plan, run: RunDirectory, progress: RunProgress) -> Star
 def _first_state(plan: Plan, run: RunDirectory, processes: Processes, lasting: dict[str, Any]) -> TrainingState:
     """The training state to go on from: of the run's checkpoint, of given weights, or drawn from the seed."""
     config, compute = plan.config, plan.compute
+    weights: dict[str, torch.Tensor] | None = {}
     if plan.resume_point is None:
         weights = initial_weights(config) if config.train.init_from is not None else None
-        return build_state(config, compute, processes, weights=weights, lasting=lasting)
-    state = build_state(config, compute, processes, weights={}, lasting=lasting)
+    state = build_state(config, compute, processes, weights=weights, lasting=lasting)
+    if plan.resume_point is None:
+        return state
     # a mapped file and its copy would be in memory together: where nobody shares it, keep the tensors that were read
     adopt = compute.device.type == "cpu" and not processes.distributed
     saved = load_training_state(run.checkpoint, mmap=not adopt)

@@ -33,10 +33,8 @@ class TrainingState:
     def checkpoint(self, processes: Processes = ALONE) -> Checkpoint:
         """A complete training state; its tensors are the live ones, so write it before the next update.
 
-        Every rank must call it; of a sharded model the state is complete on rank 0 only.
-
-        Raises:
-            NonFiniteError: a weight or a moment is NaN or infinite: such a state is never saved.
+        Every rank must call it; of a sharded model the state is complete on rank 0 only. NonFiniteError if a weight or
+        a moment is NaN or infinite: such a state is never saved.
         """
         here = {name: to_local(tensor) for name, tensor in self.model.state_dict().items()}
         broken, problem = non_finite(here) or non_finite(self.optimizer.moments()), None
@@ -55,11 +53,8 @@ class TrainingState:
     def restore(self, checkpoint: Checkpoint, source: str, *, adopt: bool = False) -> None:
         """Take weights, moments, scale and progress over; settings stay as they are here.
 
-        Args:
-            adopt: the moments may be kept as they are, not as copies: nobody else has or maps them.
-
-        Raises:
-            UserError: the optimizer state does not fit this run, or something is not finite.
+        With `adopt` the moments are kept as they are, not as copies: nobody else has or maps them. UserError if the
+        optimizer state does not fit this run, or something is not finite.
         """
         refuse_non_finite(checkpoint["model"], source, "weights")
         load_full_tensors(self.model, checkpoint["model"].items())

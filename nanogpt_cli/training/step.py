@@ -52,9 +52,8 @@ class TrainStep:
     def __call__(self, batches: Iterator[Batch], *, between: Callable[[], None], wishes: Sequence[bool]) -> Tensor:
         """Take the update after `state.progress.step`; returns what `update` does.
 
-        Args:
-            between: called before each micro-step; what it raises leaves the update unfinished.
-            wishes: of this rank; every rank learns the sum with the outcome.
+        `between` is called before each micro-step; what it raises leaves the update unfinished. `wishes` are this
+        rank's; every rank learns the sum with the outcome.
         """
         config, step = self.state.config, self.state.progress.step
         if config.model.dropout:
@@ -89,7 +88,7 @@ class TrainStep:
         if scaler.is_enabled():
             for part in optimizer.torch_optimizers():
                 scaler.unscale_(part)
-        norm = optimizer.clip(self.state.config.optim.grad_clip, add=self.processes.sum)
+        norm = optimizer.clip(self.state.config.optim.grad_clip)
         # filled on the device: a tensor made of a list would be copied there, and the copy waits for all work before it
         flags = [torch.full_like(loss, float(wish)) for wish in wishes]
         shared = self.processes.sum(torch.stack([loss / self.processes.world_size, *flags]))

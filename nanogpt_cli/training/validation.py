@@ -35,9 +35,7 @@ class Validation:
     def losses(self, before_pass: Callable[[], None], show: Callable[[int, int], None]) -> tuple[float, float]:
         """Of validation and training data, in nats a token.
 
-        Args:
-            before_pass: called before each forward pass; may raise.
-            show: hears how many passes are done, and of how many.
+        Before each pass `before_pass` is called, which may raise, and `show` with how many of how many are done.
         """
         step, block_size = self.train_step, self.train_step.state.config.model.block_size
         splits = [

@@ -59,7 +59,7 @@ def test_decay_falls_on_matrices_alone_and_rates_on_roles() -> None:
 def test_muon_takes_block_matrices_and_sees_q_k_v_apart() -> None:
     model, optimizer = make(optimizer="muon", muon_lr=0.1, weight_decay=0.0)
     assert optimizer.muon is not None
-    assert set(optimizer.muon.moments()) == {
+    assert set(optimizer.muon.momentum()) == {
         n for n, p in model.named_parameters() if n.startswith("h.") and p.ndim == 2
     }
     optimizer.set_rates(1.0)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nanogpt_cli.machine.remembered import best_peak, expected_mfu, note_mfu
+from nanogpt_cli.machine.peaks import best_peak, expected_mfu, note_mfu
 from nanogpt_cli.training.speed import StepClock
 from nanogpt_cli.training.step import InFlight
 
