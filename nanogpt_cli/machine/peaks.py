@@ -65,16 +65,16 @@ def measure_peak_flops(device: torch.device, dtype: torch.dtype, *, seconds: flo
 def best_peak(device: torch.device, dtype: str, measured: float) -> float:
     """The highest peak seen here, FLOP/s, this measurement's included."""
     everything, here = _read(device, dtype)
-    here["peak"] = max(measured, here.get("peak", 0.0))
+    here["peak"] = best = max(measured, _number(here.get("peak")))
     _write(everything)
-    return float(here["peak"])
+    return best
 
 
 def expected_mfu(device: torch.device, dtype: str, width: int) -> float | None:
     """The share of the peak that the last run of about this width reached here; None if there was none."""
     _, here = _read(device, dtype)
-    shares = here.get("mfu", {})
-    near = min(shares, key=lambda other: abs(math.log(int(other) / width)), default=None)
+    shares = {int(name): _number(share) for name, share in here.get("mfu", {}).items() if name.isdigit()}
+    near = min((w for w in shares if 0 < shares[w] <= 1), key=lambda w: abs(math.log(w / width)), default=None)
     return None if near is None else shares[near]
 
 
@@ -85,13 +85,20 @@ def note_mfu(device: torch.device, dtype: str, width: int, mfu: float) -> None:
     _write(everything)
 
 
+def _number(value: Any) -> float:
+    return float(value) if type(value) in (int, float) and math.isfinite(value) else 0.0
+
+
 def _read(device: torch.device, dtype: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """All that is known, and its part about this device and number format, to be filled."""
     try:
         everything = read_toml(user_cache() / "speed.toml")
     except (UserError, OSError):  # not there yet, damaged, or without a home: a cache has no say in whether work begins
         everything = {}
-    return everything, everything.setdefault(f"{platform.node()} {device_name(device)} {dtype}", {})
+    key = f"{platform.node()} {device_name(device)} {dtype}"
+    if not isinstance(everything.get(key), dict) or not isinstance(everything[key].get("mfu", {}), dict):
+        everything[key] = {}
+    return everything, everything[key]
 
 
 def _write(everything: dict[str, Any]) -> None:
