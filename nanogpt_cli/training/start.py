@@ -1,7 +1,6 @@
 """Beginning a planned run: make or take over its directory, build what the loop needs, train, clean up."""
 
 import contextlib
-import gc
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from nanogpt_cli.machine.memory import explain_out_of_memory
 from nanogpt_cli.machine.peaks import note_mfu
 from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token
 from nanogpt_cli.runs.checkpoint import (
+    Checkpoint,
     RunProgress,
     keep_milestone,
     link_or_copy,
@@ -111,8 +111,8 @@ def train_run(plan: Plan, processes: Processes = ALONE, *, view: View | None = N
 def _make_run(plan: Plan) -> RunDirectory:
     def fill(run: RunDirectory) -> None:
         if plan.resume_point is not None:  # a fork: its first state is there before its name is
-            progress = asdict(plan.resume_point.progress)
-            save_checkpoint({**read_state(plan.resume_point.path), "progress": progress}, run.checkpoint)
+            state = {**read_state(plan.resume_point.path), "progress": asdict(plan.resume_point.progress)}
+            save_checkpoint(state, run.checkpoint)
 
     return create_run(
         plan.run_path,
@@ -143,11 +143,8 @@ def _take_over(plan: Plan, run: RunDirectory, new_life: bool) -> None:
         link_or_copy(run.previous, run.checkpoint)
     evaluated_step = 0
     if plan.resume_point is not None and saved is not None:
-        # what a kill right after ckpt.pt was written prevents: its milestone, and best.pt where this step is the best
-        progress, step = plan.resume_point.progress, saved["step"]
-        keep_milestone(run.checkpoint, run.milestone(step), step, plan.config.train.keep_every)
-        if progress.best_step == step and best_problem(run.best, saved):
-            save_checkpoint(weights_only(saved), run.best)
+        progress = plan.resume_point.progress
+        _finish_last_save({**saved, "progress": asdict(progress)}, run, plan.config.train.keep_every)
         evaluated_step = progress.evaluated_step
     if plan.finished:
         return
@@ -159,6 +156,13 @@ def _take_over(plan: Plan, run: RunDirectory, new_life: bool) -> None:
         log = MetricsLog(path)
         log.keep_through(plan.first_step, evaluated_step)
         log.close()
+
+
+def _finish_last_save(checkpoint: Checkpoint, run: RunDirectory, keep_every: int) -> None:
+    """What a kill right after ckpt.pt was written prevents: its milestone, and best.pt where this step is the best."""
+    keep_milestone(run.checkpoint, run.milestone(checkpoint["step"]), checkpoint["step"], keep_every)
+    if checkpoint["progress"]["best_step"] == checkpoint["step"] and best_problem(run.best, checkpoint):
+        save_checkpoint(weights_only(checkpoint), run.best)
 
 
 def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> Outcome:
@@ -208,8 +212,6 @@ def _train(plan: Plan, run: RunDirectory, view: View, processes: Processes) -> O
         lacking = [words for works, words in LACKING if not works(run.path)] if main else []
         if lacking:
             view.warn(f"this file system {', and '.join(lacking)}")
-        gc.freeze()  # what lives as long as the run is not looked through again and again
-        stack.callback(gc.unfreeze)
         training.train(_what_is_shown(plan, run, progress))
         mfu = training.clock.mean_mfu()
         if main and mfu is not None and plan.peak and plan.peak[1] != "given":
