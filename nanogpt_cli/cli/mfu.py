@@ -163,6 +163,7 @@ def _speed(one: "Measurement", peak: Peak) -> list[tuple[str, str, str]]:
 
 def _sizing(config: Config, compute: "Compute", batch_size: int) -> dict[str, Any]:
     """Parameters, FLOPs a token, and bytes of a checkpoint and of memory, by part."""
+    from nanogpt_cli.config.derived import Split
     from nanogpt_cli.model.sizes import checkpoint_bytes, flops_per_token, parameter_table
     from nanogpt_cli.training.plan import memory_needed
 
@@ -171,7 +172,7 @@ def _sizing(config: Config, compute: "Compute", batch_size: int) -> dict[str, An
         "parameters": parameter_table(a),
         "flops_per_token": {"palm": flops_per_token(a), "causal": flops_per_token(a, causal=True)},
         "checkpoint_bytes": checkpoint_bytes(a, config.optim.optimizer),
-        "memory_bytes": memory_needed(config, compute, batch_size),
+        "memory_bytes": memory_needed(config, compute, Split(batch_size, 1, 1)),
         "batch_size": batch_size,
     }
 

@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -188,8 +187,11 @@ def largest_batch(config: Config, compute: Compute) -> int:
     if free is None:
         return config.train.batch_size
     # searched, since not every part grows with the rows
-    taken = partial(memory_needed, config, compute)
-    return max(1, bisect.bisect_right(range(1, MOST_ROWS), MEMORY_SHARE * free, key=lambda n: sum(taken(n).values())))
+
+    def taken(rows: int) -> int:
+        return sum(memory_needed(config, compute, Split(rows, 1, 1)).values())
+
+    return max(1, bisect.bisect_right(range(1, MOST_ROWS), MEMORY_SHARE * free, key=taken))
 
 
 def profile(config: Config, compute: Compute, *, batch_size: int, folder: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from nanogpt_cli.config.derived import Derived, Schedule, Split, data_folder, derive, schedule_of, split_rows
-from nanogpt_cli.config.layers import Layered, without_effect
+from nanogpt_cli.config.layers import Layered, Rank, without_effect
 from nanogpt_cli.config.schema import Config
 from nanogpt_cli.config.setting import ON_OFF
 from nanogpt_cli.data.tokens.data_set import DataSet, check_fits, difference, open_data_set
@@ -31,6 +31,7 @@ Peak = tuple[float, str]  # FLOP/s of one device, and how it is known
 # below this many FLOPs a compiled model does not earn back the time it takes to compile (about a minute on a GPU)
 MANY_EPOCHS = 1000
 LONG_RUN_FLOPS = 1e16
+ROOM = 0.8  # of a GPU's memory that a batch may be expected to take where we choose its size
 HOPELESS = 10  # times the memory that is there: no estimate is that far off, and trying would hang the machine
 
 
@@ -102,12 +103,7 @@ class Plan:
     @property
     def memory(self) -> dict[str, int]:
         """Bytes that one process is expected to need, by part; an estimate."""
-        found = memory_needed(self.config, self.compute, self.split.micro_batch)
-        if self.sharded:
-            # between micro-steps a rank has the gradients of all weights
-            shared = ("weights", "moments") + ("gradients",) * (self.split.micro_steps == 1)
-            found |= {part: found[part] // self.split.world_size for part in shared}
-        return found
+        return memory_needed(self.config, self.compute, self.split)
 
     def config_toml(self) -> dict[str, Any]:
         """The tables of config.toml. What the data set decides stays out, so that they go with another one too."""
@@ -133,13 +129,35 @@ def compute_for(config: Config, device_index: int = 0) -> Compute:
     return choose_compute(config.system, config.model, local_rank=device_index, long_run=total > LONG_RUN_FLOPS)
 
 
-def memory_needed(config: Config, compute: Compute, micro_batch: int) -> dict[str, int]:
-    """Bytes that a process needs to train with micro-batches of so many rows, by part; an estimate."""
+def memory_needed(config: Config, compute: Compute, split: Split) -> dict[str, int]:
+    """Bytes that a process needs to train, by part; an estimate."""
     recompute = config.system.activation_checkpointing
     optimizer, dtype, device = config.optim.optimizer, compute.dtype_name, compute.device.type
-    return memory_estimate(
-        config.model, micro_batch, optimizer, dtype, device=device, activation_checkpointing=recompute
+    found = memory_estimate(
+        config.model, split.micro_batch, optimizer, dtype, device=device, activation_checkpointing=recompute
     )
+    if is_sharded(config, split.world_size):
+        # between micro-steps a rank has the gradients of all weights
+        shared = ("weights", "moments") + ("gradients",) * (split.micro_steps == 1)
+        found |= {part: found[part] // split.world_size for part in shared}
+    return found
+
+
+def largest_batch(config: Config, compute: Compute, split: Split) -> Config:
+    """The same rows a step, and the same evaluation windows, in the largest micro-batches that a GPU is to hold.
+
+    Each micro-batch moves all weights and gradients once more. The GPU's total memory decides, not what is free: the
+    same command takes the same split again.
+    """
+    t, rows, room = config.train, split.micro_batch * split.micro_steps, ROOM * (memory_of(compute.device) or 0)
+    windows = t.eval_iters * t.batch_size
+    for n in range(rows, 0, -1):
+        smaller = Split(n, rows // n, split.world_size)
+        if rows % n == windows % n == 0 and sum(memory_needed(config, compute, smaller).values()) <= room:
+            accumulation = smaller.micro_steps * smaller.world_size
+            given = {"batch_size": n, "gradient_accumulation_steps": accumulation, "eval_iters": windows // n}
+            return config.replace("train", **given)
+    return config
 
 
 def plan_run(
@@ -173,6 +191,16 @@ def plan_run(
         config = config.replace("model", vocab_size=rows)
     check_fits(data_set, config.model.block_size, config.model.vocab_size)
     compute = compute_for(config, env.device_index)
+    if compute.device.type == "cuda" and layered.rank("batch_size") < Rank.FILE:
+        before, config = config.train.batch_size, largest_batch(config, compute, split)
+        split = split_rows(config, split.world_size)
+        if config.train.batch_size != before:
+            derived.note("batch_size", config.train.batch_size, "the largest split of the rows that the GPU holds")
+            was = f"in place of {before:,}, as many as {ROOM:.0%} of this GPU's memory are expected to hold"
+            notes = (
+                *notes,
+                f"micro-batches of {split.micro_batch:,} rows {was}; a step's rows stay; --batch-size sets it",
+            )
     chosen = {"device": str(compute.device), "dtype": compute.dtype_name, "compile": ON_OFF[compute.compile]}
     for key, value in chosen.items():
         derived.note(key, value, compute.reasons[key])
@@ -255,9 +283,15 @@ def _look_over(plan: Plan) -> tuple[list[str], list[str]]:
         )
     needed, there = sum(plan.memory.values()), memory_of(plan.compute.device)
     if there is not None and needed > there:
+        least = sum(memory_needed(plan.config, plan.compute, Split(1, 1, plan.split.world_size)).values())
+        advice = "A smaller --batch-size with more --gradient-accumulation-steps takes the same tokens a step"
+        if least > there:
+            advice = (
+                f"One row at a time needs {least / 2**30:,.1f}: choose a smaller --n-layer, --n-embd or --block-size"
+            )
         problem = (
             f"about {needed / 2**30:,.1f} GiB of memory are expected to be needed, {there / 2**30:,.1f} GiB are there. "
-            "A smaller --batch-size with more --gradient-accumulation-steps takes the same tokens a step"
+            + advice
         )
         if needed > HOPELESS * there:
             raise UserError(f"{problem}.")

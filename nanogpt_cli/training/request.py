@@ -75,10 +75,16 @@ def run_name(layers: tuple[Layer, ...], layered: Layered) -> str:
 def _changes(path: Path, layered: Layered) -> Layer:
     """`--or-resume` on a run: what the request gives and the run has otherwise; UserError if it is another run."""
     started = combine(Layer(str(path / "config.toml"), read_toml(path / "config.toml"))).config
+    # a batch size that was not typed may have been chosen for a GPU's memory
+    trains = layered.config.train, started.train
+    rows, had = ((t.batch_size * t.gradient_accumulation_steps, t.batch_size * t.eval_iters) for t in trains)
+    same_rows = layered.rank("batch_size") < Rank.FILE and rows == had
     changes: dict[str, dict[str, Any]] = {}
     for name in layered.origins:
         section = settings()[name].section
         value, has = (getattr(getattr(config, section), name) for config in (layered.config, started))
+        if name in ("batch_size", "gradient_accumulation_steps", "eval_iters") and same_rows:
+            continue
         if name == "data_dir" or value == has or (started.train.init_from is not None and yields(layered, name)):
             continue
         changes.setdefault(section, {})[name] = value

@@ -103,5 +103,3 @@ def test_what_can_never_fit_is_refused(runs: Runner) -> None:
             UserError, match=r"GiB of memory are expected to be needed, [\d.,]+ GiB are there\. A smaller"
         ):
             runs.plan("absurd", batch_size=batch_size, block_size=64)
-    with pytest.raises(UserError, match="GiB of memory are expected to be needed"):
-        runs.plan("absurd", n_layer=10**9)  # before a list of all layers is made
