@@ -3,10 +3,12 @@
     python faulty.py FAULTS nanogpt-arguments...
 
 FAULTS is a JSON list of [what, rank, step] with `what` one of raise, kill, kill_once, hang, sleep (0.2 s every step
-from there on), mistake (a UserError) and slow_save (5 s); rank -1 is every rank. A file `done` in the working folder
-switches them off; `struck` holds the time of the last one.
+from there on), mistake (a UserError), slow_save (5 s) and count (a line in the file `counted` for each call of
+COUNTED); rank -1 is every rank. A file `done` in the working folder switches them off; `struck` holds the time of the
+last one.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -14,9 +16,14 @@ import stat
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+COUNTED = (
+    ("nanogpt_cli.training.plan", "measure_peak_flops"),
+    ("nanogpt_cli.data.tokens.data_set", "check_content"),  # of one split
+)
 SCRIPT = """#!/bin/sh
 shift 2
 exec {python} {faulty} '{faults}' "$@"
@@ -52,8 +59,22 @@ def install(faults: list[list[Any]]) -> None:
         save(*args, **more)
 
     loop.Training.step = faulty_step  # type: ignore[method-assign]
+    if any(what == "count" for what, _ in mine):
+        count_calls(setattr)
     if any(what == "slow_save" for what, _ in mine):
         saving.save_checkpoint = slow_save
+
+
+def count_calls(replace: Callable[[Any, str, Any], None]) -> None:
+    for module, name in COUNTED:
+        original = getattr(importlib.import_module(module), name)
+
+        def counting(*args: Any, name: str = name, original: Any = original, **more: Any) -> Any:
+            with Path("counted").open("a") as file:
+                file.write(f"{name}\n")
+            return original(*args, **more)
+
+        replace(sys.modules[module], name, counting)
 
 
 def strike(what: str) -> None:

@@ -177,8 +177,13 @@ def plan_run(
     the data, the machine, or each other.
     """
     config, split = over_ranks(layered.config, env)
-    token_dtype, tokenizer = config.data.token_dtype, config.data.tokenizer
-    data_set = open_data_set(data_folder(config), token_dtype=token_dtype, tokenizer=tokenizer, progress=progress)
+    data_set = open_data_set(
+        data_folder(config),
+        token_dtype=config.data.token_dtype,
+        tokenizer=config.data.tokenizer,
+        trusted=env.launcher is not None,  # which has read it through
+        progress=progress,
+    )
     config = config.replace("data", data_dir=str(data_set.folder))  # absolute: resume works from any folder
     derived, weights_from = derive(config), None
     if config.train.init_from is not None and resume_point is None:

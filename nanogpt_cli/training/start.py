@@ -113,6 +113,7 @@ def _make_run(plan: Plan) -> RunDirectory:
         if plan.resume_point is not None:  # a fork: its first state is there before its name is
             state = {**read_state(plan.resume_point.path), "progress": asdict(plan.resume_point.progress)}
             save_checkpoint(state, run.checkpoint)
+            _finish_last_save(state, run, keep_every=0)
 
     return create_run(
         plan.run_path,

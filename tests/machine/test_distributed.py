@@ -5,6 +5,7 @@ import re
 import socket
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from nanogpt_cli.config.layers import combine, flag_layer
 from nanogpt_cli.config.schema import SystemSettings
 from nanogpt_cli.errors import NanogptError, NonFiniteError, UserError
 from nanogpt_cli.files import DiskFullError
+from nanogpt_cli.machine import distributed
+from nanogpt_cli.machine.device import Compute
 from nanogpt_cli.machine.distributed import Processes, check_gpus, choose_backend, join, lost_contact
 from nanogpt_cli.machine.rank_env import LAUNCHER, Launcher, Nodes, RankEnv, first_host, read_rank_env, split_endpoint
 from nanogpt_cli.training import loop, saving
@@ -286,6 +289,34 @@ def dying(rank: int) -> str:
 def test_a_rank_that_is_gone_is_told_from_an_error_of_ones_own() -> None:
     assert not lost_contact(RuntimeError("shapes differ"))
     assert ranks(2, dying, 1) == ["True", None]
+
+
+def cut_off() -> tuple[bool, bool]:
+    """Whether rank 0 learns in time that the other says nothing any more, as a machine without power does."""
+    distributed.PATIENCE = timedelta(seconds=2)
+    processes, began = join(read_rank_env(), 30), time.monotonic()
+    if processes.rank == 1:
+        time.sleep(8)
+        os._exit(0)
+    try:
+        processes.sum(torch.ones(1))
+    except RuntimeError as error:
+        return lost_contact(error), time.monotonic() - began < 6
+    return False, False
+
+
+def test_a_machine_that_is_lost_without_a_word_ends_the_others() -> None:
+    assert ranks(2, cut_off) == [(True, True), None]
+
+
+def test_gpus_wait_ten_minutes_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less than the hour that a save by rank 0 may take, for which the others wait elsewhere."""
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.distributed, "new_group", lambda **group: made.append(group))
+    gpu = Compute(torch.device("cuda", 1), torch.bfloat16, compile=False, deterministic=False, reasons={})
+    Processes(1, 8).on_device(gpu, "nccl")
+    assert made == [{"backend": "nccl", "timeout": timedelta(minutes=10)}]
 
 
 def parting() -> bool:

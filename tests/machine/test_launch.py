@@ -112,6 +112,14 @@ def test_a_fine_tune_on_several_ranks(lab: Lab) -> None:
     assert (architecture["n_layer"], architecture["vocab_size"]) == (2, 23)
 
 
+def test_a_launch_measures_the_machine_and_reads_the_data_once(lab: Lab) -> None:
+    """By the launcher, for all ranks."""
+    lab.faults(["count", -1, 0])
+    faulty.count_calls(lab.patch.setattr)
+    assert lab.train("run", max_iters=2, device="cpu", peak_tflops="auto") == 2
+    assert sorted((lab.folder / "counted").read_text().split()) == ["check_content"] * 2 + ["measure_peak_flops"]
+
+
 def test_a_rank_that_raises_is_heard_once_and_the_run_goes_on(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     lab.faults(["raise", 1, 5])
     with pytest.raises(NanogptError) as caught:
