@@ -71,7 +71,11 @@ def mfu(
         found = list(bench.sweep(config, compute, peak=known))
     else:
         with explain_out_of_memory(f"A smaller batch needs less: --batch-size {max(1, batch_size // 2)}, or --sweep"):
-            found = [bench.measure(config, compute, batch_size=batch_size, peak=known, data_set=data_set)]
+            found = [
+                bench.measure(
+                    config, compute, batch_size=batch_size, peak=known, seconds=bench.SECONDS, data_set=data_set
+                )
+            ]
     if profile is not None:
         with unwritable_named(profile, "Choose another folder: --profile DIR."):
             path = bench.profile(config, compute, batch_size=batch_size, folder=profile)

@@ -108,16 +108,16 @@ def measure(
     *,
     batch_size: int,
     peak: float | None,
+    seconds: float,
     data_set: DataSet | None = None,
-    seconds: float = SECONDS,
 ) -> Measurement:
     """Time updates of `batch_size` rows a micro-batch on one device.
 
     Args:
         config: with vocab_size set.
         peak: FLOP/s of the device, for MFU.
-        data_set: for the time of reading a batch.
         seconds: how long to measure, about; a few micro-steps are taken in any case.
+        data_set: for the time of reading a batch.
     """
     if compute.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(compute.device)
