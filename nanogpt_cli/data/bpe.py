@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanogpt_cli.data.tokenizers import END_OF_TEXT, TiktokenTokenizer
+from nanogpt_cli.data.tokenizers import END_OF_TEXT, GPT2_EOT, GPT2_IDS, TiktokenTokenizer, Tokenizer
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.foreign import LARGE, read_json
 
@@ -31,6 +31,9 @@ SPELLINGS = {pattern: name for name, pattern in PATTERNS.items()} | {
         "cl100k"
     ),
 }
+
+# sha256 of its vocabulary, in the order of the ids
+GPT2_WORDS = "e35a33a0b2250c932ffdafc4c3a3552aef0cc7af7a11e9ebfddf1d2a6517371f"
 
 # GPT-2's letters for bytes: themselves where they can be seen, else the letters from U+0100 on
 _SEEN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -102,6 +105,34 @@ def train_bpe(texts: Iterable[str], size: int) -> BpeTokenizer:
     trainer.train_from_iterator(iter(texts), vocab_size=size - 1, pattern=PATTERNS["gpt2"])
     ranked = sorted((rank, bytes(token)) for token, rank in trainer.get_mergeable_ranks())
     return BpeTokenizer(list(dict.fromkeys(token for _, token in ranked)))  # two merges may give one token
+
+
+def tokenizer_from_json(folder: Path) -> Tokenizer | None:
+    """That of a Hugging Face folder, None if there is none: GPT-2's, one like it, or another byte-level one.
+
+    Raises:
+        UserError: it is damaged, or no byte-level encoding.
+    """
+    path, vocabulary = folder / "tokenizer.json", folder / "vocab.json"
+    words: Any = None
+    if vocabulary.is_file():
+        words = read_json(vocabulary)
+    elif path.is_file() and isinstance(model := read_json(path).get("model"), dict):
+        words = model.get("vocab")
+    if isinstance(words, dict) and all(isinstance(number, int) for number in words.values()):
+        lines = "\n".join(sorted(words, key=lambda word: words[word]))
+        if hashlib.sha256(lines.encode("utf-8", "replace")).hexdigest() == GPT2_WORDS:
+            return TiktokenTokenizer("gpt2", GPT2_IDS, GPT2_EOT)
+    if not path.is_file():
+        if words is not None:
+            raise UserError(f"{vocabulary} is not GPT-2's, and there is no tokenizer.json, which can be read.")
+        return None
+    try:
+        return bpe_from_json(path)  # by tiktoken, which is faster and always there
+    except UserError:
+        from nanogpt_cli.data.hf_tokenizer import hf_tokenizer
+
+        return hf_tokenizer(folder)
 
 
 def bpe_from_json(path: Path) -> BpeTokenizer:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import tiktoken
 
 TokenIds: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
+GPT2_IDS, GPT2_EOT = 50_257, 50_256
 END_OF_TEXT = b"<|endoftext|>"
 REPLACEMENT = "\ufffd".encode()
 
@@ -212,18 +213,24 @@ def _folder(word: str) -> Path | None:
 
 
 def _tokenizer_of(folder: Path) -> Tokenizer:
+    found = tokenizer_in(folder)
+    if found is None:
+        raise UserError(
+            f"--tokenizer {folder}: no tokenizer is there. A run has tokenizer.toml, a data set meta.toml, a model of "
+            "Hugging Face's tokenizer.json."
+        )
+    return found
+
+
+def tokenizer_in(folder: Path) -> Tokenizer | None:
+    """That of a run, a data set or a model of Hugging Face, None if there is none; UserError if it cannot be used."""
     if (folder / "tokenizer.toml").is_file():
         return tokenizer_from_toml(read_toml(folder / "tokenizer.toml", limit=LARGE))
     if (folder / "meta.toml").is_file():
         return tokenizer_from_toml(read_toml(folder / "meta.toml", limit=LARGE).get("tokenizer", {}))
-    if (folder / "tokenizer.json").is_file():
-        from nanogpt_cli.data.bpe import bpe_from_json
+    from nanogpt_cli.data.bpe import tokenizer_from_json
 
-        return bpe_from_json(folder / "tokenizer.json")
-    raise UserError(
-        f"--tokenizer {folder}: no tokenizer is there. A run has tokenizer.toml, a data set meta.toml, a model of "
-        "Hugging Face's tokenizer.json."
-    )
+    return tokenizer_from_json(folder)
 
 
 def tokenizer_from_toml(table: dict[str, Any]) -> Tokenizer:
@@ -243,8 +250,12 @@ def tokenizer_from_toml(table: dict[str, Any]) -> Tokenizer:
 
         with suppress(ValueError, KeyError):
             return bpe_from_toml(table)
+    if kind == "hf" and isinstance(content := table.get("json"), str):
+        from nanogpt_cli.data.hf_tokenizer import HfTokenizer
+
+        return HfTokenizer(content, str(table.get("end")))
     size, eot = table.get("size"), table.get("eot")
-    if isinstance(kind, str) and kind not in ("char", "bpe") and isinstance(size, int) and isinstance(eot, int):
+    if isinstance(kind, str) and kind not in ("char", "bpe", "hf") and isinstance(size, int) and isinstance(eot, int):
         return TiktokenTokenizer(kind, size, eot)
     raise UserError(
         f"The tokenizer table is damaged: {table!r:.200}. It needs a kind, and an alphabet, tokens or size and eot."

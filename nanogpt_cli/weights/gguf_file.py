@@ -155,11 +155,11 @@ def _vocabulary(tokenizer: Tokenizer | None, path: Path, progress: Progress) -> 
     """Values by the writer's methods."""
     found = None if tokenizer is None else describe(tokenizer, progress)
     model = found["model"] if found else {}
-    if tokenizer is None or not model.get("merges"):
+    if tokenizer is None or tokenizer.kind not in ("gpt2", "bpe") or not model.get("merges"):
         kind = "no tokenizer" if tokenizer is None else f"the tokenizer {tokenizer.kind}"
         raise UserError(
-            f"{path}: llama.cpp reads byte pair encodings alone, and this model has {kind}. Export a folder instead, "
-            "or train on text that was prepared with --tokenizer gpt2 or bpe:4096."
+            f"{path}: GGUF is written with GPT-2's byte pair encoding or one's own, and this model has {kind}. Export "
+            "a folder instead, or train on text that was prepared with --tokenizer gpt2 or bpe:4096."
         )
     tokens = [*sorted(model["vocab"], key=model["vocab"].get), END]
     return {

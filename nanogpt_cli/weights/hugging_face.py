@@ -19,7 +19,7 @@ from nanogpt_cli.errors import UserError
 from nanogpt_cli.foreign import count, field, read_json
 from nanogpt_cli.model.build import check_tensors, meta_parameters
 from nanogpt_cli.model.gpt import matrix_heights
-from nanogpt_cli.weights.pretrained import CONFIG, WEIGHTS, needs_extra
+from nanogpt_cli.weights.pretrained import CONFIG, needs_extra, weight_files
 
 HEAD = "lm_head.weight"
 OURS = "nanogpt"  # key of our settings in a config.json that we wrote, and model_type of what is no other's
@@ -200,7 +200,7 @@ def read_folder(folder: Path) -> ModelFolder:
     """
     path = folder / CONFIG
     config = read_json(path)
-    stored = dict(_stored(folder))
+    stored = dict(pair for file in weight_files(folder) for pair in read_safetensors(file))
     if config.get("model_type") == OURS:
         settings = _own_settings(config, path)
         check_tensors(stored, meta_parameters(settings), str(folder))
@@ -243,24 +243,6 @@ def _own_settings(config: dict[str, Any], path: Path) -> ModelSettings:
         return ModelSettings(**config[OURS])
     except (KeyError, TypeError, UserError) as error:
         raise UserError(f"{path}: the table {OURS!r} is damaged: {error}") from None
-
-
-def _stored(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of model.safetensors or of the shards that its index lists, as they lie there.
-
-    Raises:
-        UserError: neither is there; a pickle (pytorch_model.bin) is never read.
-    """
-    index, files = folder / f"{WEIGHTS}.index.json", [folder / WEIGHTS]
-    if index.exists() and not files[0].exists():
-        names = field(read_json(index), "weight_map", dict, index).values()
-        files = [folder / Path(str(name)).name for name in sorted(set(map(str, names)))]
-    elif not files[0].exists():
-        pickled = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
-        hint = f" {pickled[0]} is a pickle, which can run foreign code and is never read: save it again as safetensors."
-        raise UserError(f"{folder}: no {WEIGHTS}.{hint if pickled else ''}")
-    for path in files:
-        yield from read_safetensors(path)
 
 
 def read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:

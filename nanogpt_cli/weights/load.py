@@ -1,37 +1,38 @@
 """One word to a model: a run, a checkpoint file, nanoGPT's files, a Hugging Face folder, or the name of a GPT-2."""
 
 import dataclasses
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.schema import Config
-from nanogpt_cli.data.tokenizers import CharTokenizer, TiktokenTokenizer, Tokenizer, tokenizer_from_toml
+from nanogpt_cli.data.tokenizers import (
+    GPT2_EOT,
+    GPT2_IDS,
+    CharTokenizer,
+    TiktokenTokenizer,
+    Tokenizer,
+    tokenizer_from_toml,
+    tokenizer_in,
+)
 from nanogpt_cli.data.tokens.data_set import DataSet
 from nanogpt_cli.data.tokens.files import prepare_line
 from nanogpt_cli.data.tokens.formats import read_meta_pkl
 from nanogpt_cli.errors import UserError, typed
-from nanogpt_cli.foreign import LARGE, read_toml
+from nanogpt_cli.foreign import read_json
 from nanogpt_cli.model.build import build_model
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.runs.checkpoint import damage, is_nanogpt, own_checkpoint, read_torch_file, refuse_non_finite
 from nanogpt_cli.runs.directory import RunDirectory
-from nanogpt_cli.weights.hugging_face import read_folder
+from nanogpt_cli.weights.hugging_face import read_folder, settings_of
 from nanogpt_cli.weights.nanogpt import from_nanogpt
-from nanogpt_cli.weights.pretrained import hub_directory
+from nanogpt_cli.weights.pretrained import CONFIG, GPT2_MODELS, HubRepo, hub_directory, hub_file
 from nanogpt_cli.weights.resolve import find_model
 
-GPT2_IDS, GPT2_EOT = 50_257, 50_256
 GPT2_TABLES = (GPT2_IDS, 50_304)  # as released, and padded as nanoGPT does
-GPT2_VOCABULARY = (
-    "e35a33a0b2250c932ffdafc4c3a3552aef0cc7af7a11e9ebfddf1d2a6517371f"  # sha256 of its tokens, line by line
-)
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,12 @@ def load_model(word: str, checkpoint: str = "best", device: str | torch.device =
     found = find_model(word)
     match found.kind:
         case "published":
-            loaded = _from_folder(hub_directory(found.published), released=found.published)
+            loaded = _from_folder(hub_directory(GPT2_MODELS[found.published]), released=found.published)
+        case "hub":
+            repo = HubRepo(found.published)
+            config = hub_file(repo, CONFIG)
+            settings_of(read_json(config), config)  # what does not fit is refused before its weights are fetched
+            loaded = _from_folder(hub_directory(repo), word)
         case "run":
             loaded = _from_run(RunDirectory(found.path), checkpoint)
         case "Hugging Face folder":
@@ -91,7 +97,7 @@ def check_reads(loaded: LoadedModel, data_set: DataSet, word: str) -> None:
     if ours is None or theirs is None or ours.identity == theirs.identity:
         return
     name = f"{data_set.name}-{ours.kind}"
-    line = prepare_line(data_set.folder, tokenizer=word if ours.kind in ("char", "bpe") else ours.kind, name=name)
+    line = prepare_line(data_set.folder, tokenizer=word if ours.kind in ("char", "bpe", "hf") else ours.kind, name=name)
     raise UserError(
         f"{data_set.folder} holds {theirs.size:,} ids of the tokenizer {theirs.kind}, {loaded.source} reads "
         f"{ours.size:,} of {ours.kind}: the same ids mean different text. Prepare the text with the model's tokenizer, "
@@ -176,52 +182,37 @@ def _data_tokenizer(folder: Path) -> Tokenizer | None:
     if (folder / "meta.pkl").is_file():
         alphabet = read_meta_pkl(folder / "meta.pkl")[1]
         return CharTokenizer(alphabet) if alphabet else None
-    table = read_toml(folder / "meta.toml", limit=LARGE).get("tokenizer") if (folder / "meta.toml").is_file() else None
-    return tokenizer_from_toml(table) if table else None
+    return tokenizer_in(folder) if (folder / "meta.toml").is_file() else None
 
 
-def _from_folder(folder: Path, released: str | None = None) -> LoadedModel:
+def _from_folder(folder: Path, word: str = "", released: str | None = None) -> LoadedModel:
+    """A Hugging Face folder: `word` on the hub, a released GPT-2, or as it lies there."""
     settings, tensors, notes = read_folder(folder)
-    tokenizer, note = (_gpt2_tokenizer(), "") if released else _folder_tokenizer(folder, tensors)
+    rows, source = settings.vocab_size or 0, f"{word} at {folder.name[:8]}" if word else str(folder)
+    tokenizer, note = (_gpt2_tokenizer(), "") if released else _folder_tokenizer(folder, rows)
+    if tokenizer is not None and tokenizer.size > rows:
+        note = f"the tokenizer of {folder} is unused: it has {tokenizer.size:,} ids, the token table {rows:,}"
+        tokenizer = None
     return LoadedModel(
         build_model(settings, tensors, str(folder)),
         tokenizer,
-        f"{released}, OpenAI's weights" if released else f"{folder} (safetensors)",
+        f"{released}, OpenAI's weights" if released else f"{source} (safetensors)",
         released=released,
         notes=(*notes, *([note] if note else [])),
     )
 
 
-def _folder_tokenizer(folder: Path, tensors: dict[str, Tensor]) -> tuple[Tokenizer | None, str]:
-    """Ours where we exported it; GPT-2's where its vocabulary lies there, or nothing but a table of its size."""
-    if (folder / "tokenizer.toml").is_file():
-        return tokenizer_from_toml(read_toml(folder / "tokenizer.toml", limit=LARGE)), ""
-    vocabulary = _vocabulary(folder)
-    if vocabulary is not None:
-        lines = "\n".join(sorted(vocabulary, key=lambda token: vocabulary[token]))
-        if hashlib.sha256(lines.encode("utf-8", "replace")).hexdigest() == GPT2_VOCABULARY:
-            return _gpt2_tokenizer(), ""
-    elif tensors["wte.weight"].shape[0] in GPT2_TABLES:
+def _folder_tokenizer(folder: Path, rows: int) -> tuple[Tokenizer | None, str]:
+    """Its own; GPT-2's where there is none and the table has its size."""
+    try:
+        tokenizer = tokenizer_in(folder)
+    except UserError as error:
+        return None, f"no text can be read or written: {error}"
+    if tokenizer is None and rows in GPT2_TABLES:
         return _gpt2_tokenizer(), "tokenizer: GPT-2's, going by the size of the token table"
-    else:
-        return None, f"there is no tokenizer in {folder}: no text can be read or written"
-    return None, f"the tokenizer of {folder} is not GPT-2's and cannot be read: no text can be read or written"
+    return tokenizer, "" if tokenizer else f"there is no tokenizer in {folder}: no text can be read or written"
 
 
 def _gpt2_tokenizer() -> Tokenizer:
     """GPT-2's; its files are looked for when text is first met."""
     return TiktokenTokenizer("gpt2", GPT2_IDS, GPT2_EOT)
-
-
-def _vocabulary(folder: Path) -> dict[str, int] | None:
-    """Tokens and ids of vocab.json or tokenizer.json; empty if they cannot be understood, None without such files."""
-    for name in ("vocab.json", "tokenizer.json"):
-        path = folder / name
-        if path.is_file():
-            try:
-                content = json.loads(path.read_bytes())
-                vocabulary = content if name == "vocab.json" else content["model"]["vocab"]
-                return {str(token): int(number) for token, number in vocabulary.items()}
-            except (ValueError, KeyError, TypeError, AttributeError):
-                return {}
-    return None

@@ -4,6 +4,7 @@ Every command that takes a MODEL or a RUN asks here, and torch is not imported f
 """
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,19 +13,21 @@ from nanogpt_cli.errors import UserError, did_you_mean, typed
 from nanogpt_cli.runs.directory import RUNS, RunDirectory, list_runs, plain_name, run_named
 from nanogpt_cli.weights.pretrained import CONFIG, GPT2_MODELS, WEIGHTS
 
+OURS = (".pt", ".toml", ".safetensors", ".gguf", ".bin", ".txt")  # endings of files, of no repository
+
 
 @dataclass(frozen=True)
 class Source:
     """What a word was found to name."""
 
-    kind: Literal["run", "file", "checkpoint folder", "Hugging Face folder", "published"]
-    path: Path  # of published weights: nothing
-    published: str = ""  # the key in GPT2_MODELS
+    kind: Literal["run", "file", "checkpoint folder", "Hugging Face folder", "published", "hub"]
+    path: Path  # of what is elsewhere: nothing
+    published: str = ""  # the key in GPT2_MODELS, or the repository on the hub
     note: str = ""  # what else has this name, and how to get it
 
 
 def look_up(word: str) -> Source | None:
-    """A path, else a name in runs/ (`-` and `_` alike), else a published model; None if there is nothing of the name.
+    """A path, else a name in runs/ (`-` and `_` alike), else a published model; None if it can be none of them.
 
     Published weights can be named so that no run hides them: openai-community/gpt2.
     """
@@ -41,7 +44,12 @@ def look_up(word: str) -> Source | None:
                 return Source(kind, folder, note=note)
     if run := run_named(word, list_runs()):
         return Source("run", run.path, note=note)
-    return Source("published", Path(), published) if published else None
+    if published:
+        return Source("published", Path(), published)
+    # OWNER/NAME is a repository on the hub unless OWNER is a folder here; who is asked for it only when it is read
+    owner = re.fullmatch(r"([A-Za-z0-9][\w.-]*)/[A-Za-z0-9][\w.-]*", word)
+    elsewhere = owner and not Path(owner[1]).exists() and owner[1] not in (RUNS.name, "data")
+    return Source("hub", Path(), word) if elsewhere and Path(word).suffix not in OURS else None
 
 
 _MARKS: dict[str, Literal["run", "checkpoint folder", "Hugging Face folder"]] = {

@@ -9,7 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 from nanogpt_cli.data.bpe import LETTERS
+from nanogpt_cli.data.hf_tokenizer import HfTokenizer
 from nanogpt_cli.data.tokenizers import BytesTokenizer, CharTokenizer, Tokenizer, gpt2_files
+from nanogpt_cli.foreign import parse_json
 from nanogpt_cli.progress import QUIET, Progress
 
 END = "<|endoftext|>"
@@ -30,7 +32,7 @@ def tokenizer_files(tokenizer: Tokenizer, context: int, progress: Progress = QUI
     described = describe(tokenizer, progress)
     if described is None:
         return found
-    end = END if tokenizer.eot is not None else None
+    end = None if tokenizer.eot is None else tokenizer.decode([tokenizer.eot])
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": end,
@@ -58,6 +60,8 @@ def describe(tokenizer: Tokenizer, progress: Progress = QUIET) -> dict[str, Any]
         vocabulary = json.loads(files["vocab.json"])
         lines = files["merges.txt"].decode().splitlines()[1:]  # the first says what it is
         return _bpe(vocabulary, [line.split(" ") for line in lines if line], tokenizer.eot)
+    if isinstance(tokenizer, HfTokenizer):
+        return parse_json(tokenizer.content, "tokenizer.json")
     table = tokenizer.to_toml()
     if tokenizer.kind == "bpe" and table["pattern"] == "gpt2":
         tokens = table["tokens"].split(" ")  # as GPT-2 writes bytes, in the order of the merges

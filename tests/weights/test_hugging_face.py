@@ -247,7 +247,7 @@ def test_a_cached_hub_model_is_read_without_the_network(tmp_path: Path, monkeypa
     snapshot = tmp_path / "models--openai-community--gpt2" / "snapshots" / revision
     snapshot.mkdir(parents=True)
     write_folder(snapshot, random_weights(SETTINGS))
-    assert hub.hub_directory("gpt2") == snapshot
+    assert hub.hub_directory(hub.GPT2_MODELS["gpt2"]) == snapshot
     assert read_folder(snapshot)[0] == SETTINGS
 
 
@@ -280,9 +280,9 @@ def test_an_unreachable_hub_says_what_to_fetch(monkeypatch: pytest.MonkeyPatch) 
     def unreachable(*_: Any, **__: Any) -> str:
         raise OSError("no route to host")
 
-    monkeypatch.setattr(hub_package, "hf_hub_download", unreachable)
+    monkeypatch.setattr(hub_package.HfApi, "repo_info", unreachable)
     with pytest.raises(NanogptError, match="no route to host") as error:
-        hub.hub_directory("gpt2-xl")
+        hub.hub_directory(hub.GPT2_MODELS["gpt2-xl"])
     assert "openai-community/gpt2-xl/resolve/15ea56de" in str(error.value)
 
 

@@ -16,6 +16,7 @@ from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.runs.checkpoint import save_checkpoint
 from nanogpt_cli.weights import load as loading
 from nanogpt_cli.weights.load import load_model
+from nanogpt_cli.weights.pretrained import HubRepo
 from tests.models import (
     ALPHABET,
     SETTINGS,
@@ -82,15 +83,15 @@ def test_a_run_that_was_not_evaluated_yet_means_its_last_weights() -> None:
 def test_bare_words_are_paths_then_runs_then_model_names(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def folder(name: str) -> Path:
-        asked.append(name)
+    def folder(repo: HubRepo) -> Path:
+        asked.append(repo.name)
         return Path("gpt2-folder")
 
     monkeypatch.setattr(loading, "hub_directory", folder)
     pytest.importorskip("safetensors", reason="the extra hf is not installed")
-    exported(random_model(SETTINGS), Path("gpt2-folder"))
+    exported(random_model(replace(SETTINGS, vocab_size=50257)), Path("gpt2-folder"))
     loaded = load_model("gpt2_medium")
-    assert (asked, loaded.released) == (["gpt2-medium"], "gpt2-medium")
+    assert (asked, loaded.released) == (["openai-community/gpt2-medium"], "gpt2-medium")
     assert loaded.tokenizer is not None
     assert loaded.tokenizer.kind == "gpt2"
     make_run(Path("runs/gpt2_medium"))
@@ -247,7 +248,7 @@ class TestFolders:
         self.export(replace(SETTINGS, vocab_size=50257), **{"vocab.json": vocabulary})
         loaded = load_model("hf")
         assert loaded.tokenizer is None
-        assert "cannot be read" in loaded.notes[0]
+        assert "is not GPT-2's" in loaded.notes[0]
 
     def test_no_tokenizer_and_a_table_of_gpt2s_size(self) -> None:
         self.export(replace(SETTINGS, vocab_size=50257))
@@ -261,7 +262,7 @@ class TestFolders:
 
         vocabulary = gpt2_files()["vocab.json"]
         content = vocabulary if name == "vocab.json" else b'{"model": {"vocab": ' + vocabulary + b"}}"
-        self.export(**{name: content})
+        self.export(replace(SETTINGS, vocab_size=50257), **{name: content})
         loaded = load_model("hf")
         assert loaded.tokenizer is not None
         assert loaded.tokenizer.kind == "gpt2"
