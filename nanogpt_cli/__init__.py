@@ -1,15 +1,17 @@
 """Train, fine-tune, evaluate and sample small GPTs: nanoGPT's job as an installable program.
 
-From Python: `load`, `train`, `resume`, `metrics`, and the `Model` that load returns (see `nanogpt_cli.api`).
+From Python: `train` and `resume`, which return a `Run`, `load`, which returns a `Model`, `metrics`, `plot`, and the
+`View` that shows nothing (see `nanogpt_cli.api`).
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nanogpt_cli.api import Model, load, metrics, resume, train
+    from nanogpt_cli.api import Model, Run, load, metrics, plot, resume, train
+    from nanogpt_cli.view.plain import View
 
 __version__ = "0.1.0"
-__all__ = ["Model", "__version__", "load", "metrics", "resume", "train"]
+__all__ = ["Model", "Run", "View", "__version__", "load", "metrics", "plot", "resume", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,9 @@
 """The same work from Python, for notebooks and scripts: `import nanogpt_cli` offers what stands here."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,9 +20,36 @@ from nanogpt_cli.runs.metrics import columns, read_metrics
 from nanogpt_cli.training.request import TrainRequest
 from nanogpt_cli.training.resume import ResumeRequest
 from nanogpt_cli.training.start import start
+from nanogpt_cli.view.curves import Axis
 from nanogpt_cli.view.plain import View
 from nanogpt_cli.weights.load import LoadedModel, load_model
 from nanogpt_cli.weights.resolve import find_run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Place = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory; it goes wherever a path does."""
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    def metrics(self) -> dict[str, list[float | None]]:
+        """What was logged, as columns of one length, None where a line has none: `pandas.DataFrame(run.metrics())`."""
+        lines = list(read_metrics(find_run(str(self.path)).metrics))
+        return columns(lines, list(dict.fromkeys(key for line in lines for key in line)))
 
 
 @dataclass(frozen=True)
@@ -81,24 +109,25 @@ class Model:
         return evaluate_split(model, TextTokens(ids), batch_size=batch_size, compute=compute).loss
 
 
-def load(model: str | Path, *, checkpoint: str = "best", device: str = "cpu") -> Model:
+def load(model: Place, *, checkpoint: str = "best", device: str = "cpu") -> Model:
     """A run, a checkpoint file, a nanoGPT out_dir, a Hugging Face GPT-2 folder, or "gpt2" and its larger siblings.
 
     Raises:
         UserError: nothing of that name, damaged files, or a device that is not here.
     """
-    loaded = load_model(str(model), checkpoint=checkpoint)
+    loaded = load_model(os.fspath(model), checkpoint=checkpoint)
     system = SystemSettings(device=device, compile="off")
     loaded.model.to(choose_compute(system, loaded.model.config, long_run=False).device)
     return Model(loaded)
 
 
-def train(preset: str | None = None, *, run: str | Path | None = None, view: View | None = None, **given: Any) -> Path:
-    """Train a new run in this process and return its directory; `given` are settings by name, such as max_iters=100.
+def train(preset: str | None = None, *, run: Place | None = None, view: View | None = None, **given: Any) -> Run:
+    """Train a new run in this process; `given` are settings by name, such as max_iters=100.
 
-    Nothing is printed unless a `view` is passed, such as `nanogpt_cli.view.make_view()`. While it trains, the process
-    uses deterministic algorithms (on a CPU, or if asked for), TF32 on CUDA and the run's number of threads; all of that
-    is as before when it returns or raises.
+    How far it is shows as the place allows: one display in a notebook, a panel in a terminal, else lines on standard
+    error; `view=nanogpt_cli.View()` shows nothing. While it trains, the process uses deterministic algorithms (on a
+    CPU, or if asked for), TF32 on CUDA and the run's number of threads; all of that is as before when it returns or
+    raises.
 
     Raises:
         UserError: settings that do not fit, a run that exists, missing data.
@@ -106,26 +135,32 @@ def train(preset: str | None = None, *, run: str | Path | None = None, view: Vie
     """
     layers = (*([preset_layer(preset)] if preset else []), _arguments(given))
     request = TrainRequest(layers, Path(run) if run else None)
-    return start(request.plan(), view=view or View()).run.path
+    return Run(start(request.plan(), view=view).run.path)
 
 
-def resume(run: str | Path, *, view: View | None = None, **changes: Any) -> Path:
-    """Continue a run to its max_iters, or to a new one: `resume("runs/x", max_iters=2000)`.
+def resume(run: Place, *, view: View | None = None, **changes: Any) -> Run:
+    """Continue a run to its max_iters, or to a new one: `resume("runs/x", max_iters=2000)`; shown as by `train`.
 
     Raises:
         UserError: nothing to continue, or a change that a run cannot take.
     """
-    return start(ResumeRequest(str(run), _arguments(changes)).plan(), view=view or View()).run.path
+    return Run(start(ResumeRequest(os.fspath(run), _arguments(changes)).plan(), view=view).run.path)
 
 
-def metrics(run: str | Path) -> dict[str, list[float | None]]:
-    """What a run logged, as columns of one length: `pandas.DataFrame(metrics("runs/x"))`; None where a line has none.
+def metrics(run: Place) -> dict[str, list[float | None]]:
+    """What `run` logged, see `Run.metrics`; UserError if there is no such run."""
+    return Run(Path(run)).metrics()
+
+
+def plot(*runs: Place, over: Axis = "steps") -> "Figure":
+    """The curves of runs as a matplotlib figure, which a notebook shows.
 
     Raises:
-        UserError: no such run.
+        UserError: matplotlib is missing, there is no such run, or one without losses.
     """
-    lines = list(read_metrics(find_run(str(run)).metrics))
-    return columns(lines, list(dict.fromkeys(key for line in lines for key in line)))
+    from nanogpt_cli.view.plot import figure
+
+    return figure([find_run(os.fspath(run)) for run in runs], over)
 
 
 def _arguments(given: dict[str, Any]) -> Layer:
@@ -135,5 +170,7 @@ def _arguments(given: dict[str, Any]) -> Layer:
             raise UserError(f"{name}: no such setting.{did_you_mean(name, list(settings()))}")
         if name == "gpus" and value != 1:
             raise UserError(f"gpus = {value}: from Python a run has one process, this one. Type nanogpt train --gpus.")
-        tables.setdefault(settings()[name].section, {})[name] = str(value) if isinstance(value, Path) else value
+        tables.setdefault(settings()[name].section, {})[name] = (
+            os.fspath(value) if isinstance(value, os.PathLike) else value
+        )
     return Layer("argument", tables, Rank.GIVEN)

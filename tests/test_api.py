@@ -17,11 +17,11 @@ from tests.runner import Runner
 
 @pytest.fixture
 def run(tmp_path: Path, tiny_settings: Callable[..., dict[str, Any]]) -> Path:
-    return nanogpt_cli.train(run=tmp_path / "runs" / "a", **tiny_settings(max_iters=4))
+    return nanogpt_cli.train(run=tmp_path / "runs" / "a", **tiny_settings(max_iters=4)).path
 
 
 def test_train_resume_load_generate(run: Path) -> None:
-    assert nanogpt_cli.resume(run, max_iters=6) == run
+    assert nanogpt_cli.resume(run, max_iters=6).path == run
     model = nanogpt_cli.load(run)
     texts = model.generate("To be", num_samples=2, max_new_tokens=20)
     assert [len(text) for text in texts] == [20, 20]
@@ -120,9 +120,9 @@ def test_a_run_has_the_name_that_the_command_would_give(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     few = {**tiny_settings(max_iters=1), "bias": True}
-    assert nanogpt_cli.train(**few) == Path("runs/tiny")
-    assert nanogpt_cli.train(**few) == Path("runs/tiny-2")
-    assert nanogpt_cli.train("shakespeare-char-cpu", **few) == Path("runs/shakespeare_char_cpu-tiny")
+    assert nanogpt_cli.train(**few).path == Path("runs/tiny")
+    assert nanogpt_cli.train(**few).path == Path("runs/tiny-2")
+    assert nanogpt_cli.train("shakespeare-char-cpu", **few).path == Path("runs/shakespeare_char_cpu-tiny")
 
 
 def test_processes_are_for_the_command(run: Path) -> None:
@@ -143,9 +143,34 @@ def test_what_a_run_logged_comes_as_columns(runs: Runner) -> None:
     assert found["step"] == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8]
     assert {len(column) for column in found.values()} == {10}
     assert found["val_loss"].count(None) == 8
+    assert nanogpt_cli.Run(runs.root / "a").metrics() == found
+
+
+def test_progress_shows_unless_it_is_not_wanted(
+    tmp_path: Path, tiny_settings: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = nanogpt_cli.train(run=tmp_path / "a", **tiny_settings(max_iters=2))
+    shown = capsys.readouterr()
+    assert "step 2/2" in shown.err
+    assert "step 2/2" in (run.path / "logs" / "train.log").read_text(encoding="utf-8")
+    nanogpt_cli.resume(run, max_iters=3, view=nanogpt_cli.View())
+    assert shown.out + "".join(capsys.readouterr()) == ""
+
+
+def test_a_figure_of_runs(runs: Runner) -> None:
+    pytest.importorskip("matplotlib")
+    for name in ("a", "b"):
+        runs.train(name, max_iters=4, eval_interval=2)
+    figure = nanogpt_cli.plot(runs.root / "a", nanogpt_cli.Run(runs.root / "b"), over="tokens")
+    assert [axes.get_ylabel() for axes in figure.axes] == ["loss (nats a token)", "learning rate", "tokens/s"]
+    assert len(figure.axes[0].lines) == 4
+    with pytest.raises(UserError, match="no such run"):
+        nanogpt_cli.plot("nowhere")
 
 
 def test_what_there_is_can_be_listed_and_a_model_is_named_in_a_line(runs: Runner) -> None:
     assert set(nanogpt_cli.__all__) <= set(dir(nanogpt_cli))
     runs.train("a")
     assert len(repr(nanogpt_cli.load(runs.root / "a"))) < 200
+    run = nanogpt_cli.Run(Path("runs/a"))
+    assert (repr(run), str(run), os.fspath(run)) == ("Run('runs/a')", "runs/a", "runs/a")

@@ -1,12 +1,14 @@
 """The live view: one calm panel at the bottom of a terminal, redrawn at most four times a second."""
 
 import contextlib
+import io
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -22,7 +24,13 @@ from nanogpt_cli.view.plain import EvalReport, PlainView, Start, StepReport, dur
 REDRAW_SECONDS = 0.5  # one redraw costs 2 ms
 WIDEST = 100
 SMOOTHING = 0.95
+HTML = '<pre style="line-height: 1.2; white-space: pre">{code}</pre>'
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-~+=*#"
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    return "ipykernel" in sys.modules and hasattr(sys.modules["IPython"].get_ipython(), "kernel")
 
 
 def usable_terminal(stream: TextIO) -> bool:
@@ -39,7 +47,7 @@ class LiveView(PlainView):
     ) -> None:
         super().__init__(None, log_file, clock)
         self._console = Console(file=stream, highlight=False, markup=False, emoji=False)
-        self._live: Live | None = None
+        self._live: Live | Display | None = None
         self._drawn_at, self._width = -math.inf, 0
         self._loss = History()
         self._report: StepReport | None = None
@@ -52,11 +60,15 @@ class LiveView(PlainView):
     def start(self, start: Start) -> None:
         super().start(start)
         self._best = f"  best {start.best_loss:.4f}" if start.best_loss is not None else ""
-        # standard output is left alone: it carries results and may be a pipe
-        self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False)
-        self._live.start()
-        self._console.show_cursor(True)  # so that even a killed process leaves a usable terminal
+        self._live = self._display()
         self._draw(now=True)
+
+    def _display(self) -> "Live | Display":
+        # standard output is left alone: it carries results and may be a pipe
+        live = Live(console=self._console, auto_refresh=False, redirect_stdout=False)
+        live.start()
+        self._console.show_cursor(True)  # so that even a killed process leaves a usable terminal
+        return live
 
     def step(self, report: StepReport) -> None:
         self._report, self._doing = report, None
@@ -179,6 +191,41 @@ def _beside(wide: RenderableType, text: RenderableType) -> RenderableType:
     row.add_column(no_wrap=True)
     row.add_row(wide, text)
     return row
+
+
+class NotebookView(LiveView):
+    """The panel as one display of a notebook, with what is said under it."""
+
+    def __init__(self, log_file: Path | None = None) -> None:
+        super().__init__(io.StringIO(), log_file)
+
+    def _display(self) -> "Display":
+        return Display()
+
+    def say(self, text: str) -> None:
+        PlainView.say(self, text)
+        if isinstance(self._live, Display):
+            self._live.said.append(escaped(text))
+            self._draw(now=True)
+
+
+class Display:
+    """What a notebook has for Rich's Live: one output, replaced in place."""
+
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        self.said: list[str] = []
+        self._handle: Any = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def update(self, panel: RenderableType, *, refresh: bool) -> None:
+        console = Console(file=io.StringIO(), record=True, width=WIDEST, force_jupyter=False)
+        console.print(panel, *map(Text, self.said))
+        html = console.export_html(inline_styles=True, clear=False, code_format=HTML)
+        self._handle.update({"text/html": html, "text/plain": console.export_text()}, raw=True)
+
+    def stop(self) -> None:
+        """It stays as it is."""
 
 
 class History:

@@ -4,18 +4,22 @@ Readable in black and white and for colour-blind people: Okabe and Ito's colours
 """
 
 import contextlib
+import io
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.files import atomic_write
 from nanogpt_cli.runs.directory import RunDirectory
 from nanogpt_cli.terminal import escaped
 from nanogpt_cli.view.curves import Axis, Curves, comparable_curves, loss_limits, time_unit, xy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -34,22 +38,33 @@ def draw(runs: Sequence[RunDirectory], out: Path, axis: Axis = "steps") -> None:
         raise UserError(f"{out}: pictures are written as .png or .svg. Type --out {typed(out.stem or 'curves')}.png")
     if not out.parent.is_dir() or out.is_dir():
         raise UserError(f"{out}: {'is a folder' if out.is_dir() else f'there is no folder {out.parent}'}.")
-    curves, unit = comparable_curves(runs)
     form = out.suffix.lower()[1:]
     metadata = {"Date": None} if form == "svg" else {}
-    with _quiet_matplotlib() as matplotlib:
+    drawn = figure(runs, axis)
+    with _quiet_matplotlib():
+        atomic_write(out, lambda file: drawn.savefig(file, format=form, dpi=150, metadata=metadata))
+
+
+def figure(runs: Sequence[RunDirectory], axis: Axis = "steps") -> "Figure":
+    """A matplotlib Figure of the curves, which notebooks show; UserError as for `draw`."""
+    curves, unit = comparable_curves(runs)
+    with _quiet_matplotlib():
         from matplotlib.figure import Figure
 
-        style = {"svg.hashsalt": "nanogpt", "font.size": 10, "font.family": _fonts()}  # the same curves, the same bytes
-        with matplotlib.rc_context(style):
-            figure = Figure(figsize=(7, 7.5), layout="constrained")
-            _fill(figure, [_label(run.name) for run in runs], curves, axis, unit)
-            atomic_write(out, lambda file: figure.savefig(file, format=form, dpi=150, metadata=metadata))
+        class Picture(Figure):
+            def _repr_png_(self) -> bytes:  # without pyplot nothing has told IPython how to show a Figure
+                with _quiet_matplotlib():
+                    self.savefig(file := io.BytesIO(), format="png", dpi=100)
+                return file.getvalue()
+
+        made = Picture(figsize=(7, 7.5), layout="constrained")
+        _fill(made, [_label(run.name) for run in runs], curves, axis, unit)
+    return made
 
 
 @contextlib.contextmanager
-def _quiet_matplotlib() -> Iterator[Any]:
-    """The library, without its words about a home it cannot write to and about characters that no font here has."""
+def _quiet_matplotlib() -> Iterator[None]:
+    """Our style, and no words of the library about a home it cannot write to or characters that no font here has."""
     if find_spec("matplotlib") is None:
         raise UserError("pictures need matplotlib. Install it with: pip install matplotlib")
     logger = logging.getLogger("matplotlib")
@@ -58,9 +73,10 @@ def _quiet_matplotlib() -> Iterator[Any]:
     try:
         import matplotlib
 
-        with warnings.catch_warnings():
+        style = {"svg.hashsalt": "nanogpt", "font.size": 10, "font.family": _fonts()}  # the same curves, the same bytes
+        with warnings.catch_warnings(), matplotlib.rc_context(style):
             warnings.filterwarnings("ignore", message="Glyph .* missing")
-            yield matplotlib
+            yield
     finally:
         logger.setLevel(level)
 
