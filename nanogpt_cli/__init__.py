@@ -7,8 +7,7 @@ From Python: `train` and `resume`, which return a `Run`, `load`, which returns a
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nanogpt_cli.api import Model, Run, load, metrics, plot, resume, train
-    from nanogpt_cli.view.plain import View
+    from nanogpt_cli.api import Model, Run, View, load, metrics, plot, resume, train
 
 __version__ = "0.1.0"
 __all__ = ["Model", "Run", "View", "__version__", "load", "metrics", "plot", "resume", "train"]

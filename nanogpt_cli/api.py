@@ -21,7 +21,7 @@ from nanogpt_cli.training.request import TrainRequest
 from nanogpt_cli.training.resume import ResumeRequest
 from nanogpt_cli.training.start import start
 from nanogpt_cli.view.curves import Axis
-from nanogpt_cli.view.plain import View
+from nanogpt_cli.view.plain import View as View
 from nanogpt_cli.weights.load import LoadedModel, load_model
 from nanogpt_cli.weights.resolve import find_run
 
