@@ -1,17 +1,11 @@
 """Opening a folder of token files: ours with meta.toml, nanoGPT's, or shards of llm.c and modded-nanogpt."""
 
-import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from nanogpt_cli.data.tokenizers import (
-    CharTokenizer,
-    TiktokenTokenizer,
-    Tokenizer,
-    get_tokenizer,
-    tokenizer_from_toml,
-)
+from nanogpt_cli.data.tokenizers import CharTokenizer, TiktokenTokenizer, Tokenizer, get_tokenizer, tokenizer_from_toml
 from nanogpt_cli.data.tokens.files import (
     FORMAT,
     META,
@@ -26,6 +20,7 @@ from nanogpt_cli.data.tokens.files import (
 from nanogpt_cli.data.tokens.formats import Foreign, find_foreign, read_meta_pkl
 from nanogpt_cli.data.tokens.verify import check_content, check_ids, looks_like_uint32
 from nanogpt_cli.errors import UserError, typed
+from nanogpt_cli.foreign import HIGHEST, LARGE, count, field, read_toml
 from nanogpt_cli.progress import QUIET, Progress
 
 __all__ = ["DataSet", "TokenFile", "Tokens", "check_fits", "difference", "open_data_set"]
@@ -35,7 +30,6 @@ LLAMA3_IDS = 128_256
 UNREADABLE = "samples are ids, not text"
 DTYPES = {"uint16": 2, "uint32": 4}
 
-T = TypeVar("T")
 Check = Callable[[Tokens], None]
 
 
@@ -83,12 +77,13 @@ def check_fits(data_set: DataSet, block_size: int, vocab_size: int | None = None
         UserError: a split has fewer than block_size + 1 tokens, or an id that is no row of a table of `vocab_size`.
     """
     splits = {"train": data_set.train, "val": data_set.val}
-    short = {split: tokens for split, tokens in splits.items() if tokens.count < block_size + 1}
-    if short:
-        found = [
-            f"{', '.join(map(str, t.paths))}: the {split} split has {t.count:,} tokens" for split, t in short.items()
-        ]
-        least = min(tokens.count for tokens in short.values())
+    found = [
+        f"{', '.join(map(str, tokens.paths))}: the {split} split has {tokens.count:,} tokens"
+        for split, tokens in splits.items()
+        if tokens.count < block_size + 1
+    ]
+    if found:
+        least = min(tokens.count for tokens in splits.values())
         smaller = f", or --block-size {least - 1} or less" if least > 1 else ""
         raise UserError(
             f"{'; '.join(found)}; block_size {block_size:,} needs at least {block_size + 1:,} in each split. "
@@ -100,70 +95,56 @@ def check_fits(data_set: DataSet, block_size: int, vocab_size: int | None = None
 
 
 def _open_ours(folder: Path, token_dtype: str | None, tokenizer: str | None, check: Check) -> DataSet:
-    meta = _read_meta(folder / META)
-    train, val = (_open_split(folder, split, meta) for split in ("train", "val"))
-    table = _field(folder / META, meta, "tokenizer", dict, default={})
-    ours = tokenizer_from_toml(table) if table else None
-    for flag, given, found in (
-        ("--token-dtype", token_dtype, meta["dtype"]),
-        ("--tokenizer", tokenizer, ours.kind if ours else None),
-    ):
+    path = folder / META
+    with _remedy_told(folder):
+        meta = {"name": folder.name, "tokenizer": {}, "statistics": {}, **read_toml(path, limit=LARGE)}
+        if field(meta, "format", int, path) != FORMAT:
+            raise UserError(
+                f"{path} has format {meta['format']}; this version reads {FORMAT}, a newer one may read it."
+            )
+        dtype, table = field(meta, "dtype", str, path), field(meta, "tokenizer", dict, path)
+        if dtype not in DTYPES:
+            raise UserError(f"{path} is damaged: dtype {dtype!r} is neither uint16 nor uint32.")
+        splits = field(meta, "splits", dict, path)
+        train, val = (_open_split(folder, split, splits, dtype) for split in ("train", "val"))
+        vocab_size, source, name = count(meta, "vocab_size", path), META, field(meta, "name", str, path)
+        text_bytes = field(meta, "statistics", dict, path).get("text_bytes")
+        ours = tokenizer_from_toml(table) if table else None
+    kind = ours.kind if ours else None
+    for flag, given, found in (("--token-dtype", token_dtype, dtype), ("--tokenizer", tokenizer, kind)):
         if given not in (None, found):
-            raise UserError(f"{flag} {given}: {folder / META} says {found}. Leave {flag} out.")
-    vocab_size, source = _field(folder / META, meta, "vocab_size", int), META
+            raise UserError(f"{flag} {given}: {path} says {found}. Leave {flag} out.")
     if ours is not None:
         vocab_size, source = _rows(ours)
     check(train)
     check(val)
-    name = _field(folder / META, meta, "name", str, default=folder.name)
-    text_bytes = _field(folder / META, meta, "statistics", dict, default={}).get("text_bytes")
     per_token = text_bytes / (train.count + val.count) if type(text_bytes) is int and text_bytes > 0 else None
     return DataSet(folder, name, train, val, ours, vocab_size, source, bytes_per_token=per_token)
 
 
-def _read_meta(path: Path) -> dict[str, Any]:
+@contextmanager
+def _remedy_told(folder: Path) -> Iterator[None]:
+    """Let what is wrong with the metadata end with the command that makes the data set again."""
     try:
-        meta = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise _damaged(path, str(error)) from error
-    if _field(path, meta, "format", int) != FORMAT:
-        raise UserError(f"{path} has format {meta['format']}; this version reads {FORMAT}. Update nanogpt-cli.")
-    if _field(path, meta, "dtype", str) not in DTYPES:
-        raise _damaged(path, f"dtype {meta['dtype']!r} is neither uint16 nor uint32")
-    return meta
+        yield
+    except UserError as error:
+        raise DamagedError(str(error).removesuffix("."), folder) from error
 
 
-def _open_split(folder: Path, split: str, meta: dict[str, Any]) -> Tokens:
+def _open_split(folder: Path, split: str, splits: dict[str, Any], dtype: str) -> Tokens:
     where, path = folder / META, folder / f"{split}.bin"
-    table = _field(where, _field(where, meta, "splits", dict), split, dict)
-    count = _field(where, table, "tokens", int)
-    size = count * DTYPES[meta["dtype"]]
+    table = {"highest_id": -1, "sha256": "", **field(splits, split, dict, where)}
+    tokens = count(table, "tokens", where, low=0, high=HIGHEST)
+    size = tokens * DTYPES[dtype]
     found = path.stat().st_size if path.is_file() else None
-    if found != size or _field(where, table, "bytes", int, default=size) != size:
+    if found != size or table.get("bytes", size) != size:
         what = "is missing" if found is None else f"has {found:,} bytes"
-        raise DamagedError(
-            f"{path} {what}, but {META} says {count:,} tokens, {size:,} bytes: the data set is incomplete or damaged",
-            folder,
+        raise UserError(
+            f"{path} {what}, but {META} says {tokens:,} tokens, {size:,} bytes: the data set is incomplete or damaged."
         )
-    highest_id = _field(where, table, "highest_id", int, default=-1)
-    sha256 = _field(where, table, "sha256", str, default="")
-    return Tokens([TokenFile(path, count)], meta["dtype"], None if highest_id < 0 else highest_id, sha256 or None)
-
-
-def _field(where: Path, table: dict[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
-    """A value of a TOML table, of the given kind, not negative."""
-    value = table.get(key, default)
-    if (
-        not isinstance(value, kind)
-        or isinstance(value, bool)
-        or (key in table and isinstance(value, int) and value < 0)
-    ):
-        raise _damaged(where, f"{key} should be {kind.__name__}, found {value!r:.100}")
-    return value
-
-
-def _damaged(path: Path, why: str) -> UserError:
-    return DamagedError(f"{path} is damaged: {why}", path.parent)
+    highest_id = count(table, "highest_id", where, low=-1)
+    sha256 = field(table, "sha256", str, where)
+    return Tokens([TokenFile(path, tokens)], dtype, None if highest_id < 0 else highest_id, sha256 or None)
 
 
 def _rows(tokenizer: Tokenizer) -> tuple[int, str]:
@@ -174,7 +155,9 @@ def _rows(tokenizer: Tokenizer) -> tuple[int, str]:
 
 
 def _open_foreign(folder: Path, token_dtype: str | None, tokenizer: str | None, check: Check) -> DataSet:
-    given = _given_tokenizer(tokenizer) if tokenizer else None
+    if tokenizer == "char":
+        raise UserError("--tokenizer char: an alphabet is needed, and only meta.toml or meta.pkl can tell it.")
+    given = get_tokenizer(tokenizer) if tokenizer else None
     unfinished = (folder / WORK).exists()
     foreign = None if unfinished else find_foreign(folder, token_dtype or (given.dtype.name if given else "uint16"))
     if foreign is None:
@@ -188,12 +171,6 @@ def _open_foreign(folder: Path, token_dtype: str | None, tokenizer: str | None, 
     check(foreign.val)
     ids, rows, source, note = _describe(folder, foreign, token_dtype, given)
     return DataSet(folder, folder.name, foreign.train, foreign.val, ids, rows, source, [note])
-
-
-def _given_tokenizer(kind: str) -> Tokenizer:
-    if kind == "char":
-        raise UserError("--tokenizer char: an alphabet is needed, and only meta.toml or meta.pkl can tell it.")
-    return get_tokenizer(kind)
 
 
 def _describe(

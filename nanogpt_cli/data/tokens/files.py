@@ -1,4 +1,4 @@
-"""ReadOptions windows of tokens: a split as a stream, and a data set as two of them.
+"""Windows of tokens: a split as a stream, and a data set as two of them.
 
 A split is one file or several shards. It is read by plain reads: a memory map would keep every page it touched
 resident, and a run touches them all.
@@ -7,7 +7,6 @@ resident, and a run touches them all.
 import hashlib
 import os
 import threading
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import FileIO
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from nanogpt_cli import foreign
 from nanogpt_cli.errors import NanogptError, UserError, typed
 
 if TYPE_CHECKING:
@@ -93,23 +93,19 @@ class Tokens:
         return self.files[shard].path, position - int(self._starts[shard])
 
     def _read_row(self, row: npt.NDArray[Any], offset: int, shard: int) -> None:
-        done = 0
-        while done < len(row):  # a window may run over into the next shards
-            inside = offset + done - int(self._starts[shard])
-            take = min(len(row) - done, self.files[shard].count - inside)
-            if take:
-                self._read_into(row[done : done + take], shard, inside)
-            done, shard = done + take, shard + 1
-
-    def _read_into(self, target: npt.NDArray[Any], shard: int, inside: int) -> None:
-        file = self._handles.get(shard) or self._open(shard)
-        file.seek(self.files[shard].header + inside * self.dtype.itemsize)
-        view = target.data.cast("B")
-        while view:
-            read = file.readinto(view)
+        view, place = row.data.cast("B"), (offset - int(self._starts[shard])) * self.dtype.itemsize
+        while view:  # a window may run over into the next shards
+            part = self.files[shard]
+            left = part.count * self.dtype.itemsize - place
+            if not left:
+                shard, place = shard + 1, 0
+                continue
+            file = self._handles.get(shard) or self._open(shard)
+            file.seek(part.header + place)
+            read = file.readinto(view[:left])
             if not read:
-                raise NanogptError(f"{self.files[shard].path} has become shorter while it was in use.")
-            view = view[read:]
+                raise NanogptError(f"{part.path} has become shorter while it was in use.")
+            view, place = view[read:], place + read
 
     def _open(self, shard: int) -> FileIO:
         if len(self._handles) >= OPEN_FILES:
@@ -187,6 +183,14 @@ class DamagedError(UserError):
         self.fault = fault
 
 
+def read_meta(path: Path) -> dict[str, Any]:
+    """What meta.toml says; nothing where it is not there or damaged."""
+    try:
+        return foreign.read_toml(path, limit=foreign.LARGE)
+    except UserError:
+        return {}
+
+
 def prepare_line(folder: Path, **instead: str) -> str:
     """The command that makes the data set of a folder: as it was made, where its meta.toml can be read.
 
@@ -194,12 +198,12 @@ def prepare_line(folder: Path, **instead: str) -> str:
     """
     from nanogpt_cli.data.catalogue import find  # only for messages
 
-    name = folder.name
+    name, meta = folder.name, folder / META
     try:
-        words = list(map(str, tomllib.loads((folder / META).read_text(encoding="utf-8"))["arguments"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # none, of an earlier version, or damaged
+        words = [str(word) for word in foreign.field(read_meta(meta), "arguments", list, meta)]
+    except UserError:  # none, of an earlier version, or damaged
         words = [name] if find(name) else ["PATH", "--name", name]
-        words += ["--force"] * ((folder / META).exists() and not instead)
+        words += ["--force"] * (meta.exists() and not instead)
     for flag, value in instead.items():
         if f"--{flag}" in words:
             place = words.index(f"--{flag}")

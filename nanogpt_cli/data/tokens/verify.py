@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanogpt_cli.data.tokens.files import DamagedError, Tokens, bad_id
-from nanogpt_cli.files import atomic_write, user_cache
+from nanogpt_cli.files import user_cache, write_bytes
 from nanogpt_cli.progress import QUIET, Progress
 
 SMALL = 256 << 20  # bytes
@@ -46,7 +46,10 @@ def check_content(tokens: Tokens, *, full: bool = False, progress: Progress = QU
         raise DamagedError(fault, path.parent)
     tokens.highest_id = highest_id
     if large and not known:
-        _remember({**subject, "sha256": sha256, "highest_id": highest_id})
+        with suppress(OSError):  # a home that cannot be written to costs time at the next start, nothing else
+            record = _record(subject)
+            record.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(record, json.dumps([sha256, highest_id]).encode())
 
 
 def check_ids(tokens: Tokens, vocab_size: int, advice: str) -> None:
@@ -59,11 +62,10 @@ def check_ids(tokens: Tokens, vocab_size: int, advice: str) -> None:
         if above.size:
             raise bad_id(tokens, position + int(above[0]), int(ids[above[0]]), vocab_size, advice)
         position += ids.size
-    path = tokens.paths[0]
-    fault = (
-        f"{path}: meta.toml says the highest id is {tokens.highest_id:,}, but the file holds none of {vocab_size:,} "
+    path, found = tokens.paths[0], f"the highest id is {tokens.highest_id:,}"
+    raise DamagedError(
+        f"{path}: meta.toml says {found}, but the file holds none of {vocab_size:,} or more", path.parent
     )
-    raise DamagedError(f"{fault}or more", path.parent)
 
 
 def looks_like_uint32(tokens: Tokens) -> bool:
@@ -76,8 +78,7 @@ def looks_like_uint32(tokens: Tokens) -> bool:
 
 
 def _scan(tokens: Tokens, progress: Progress) -> tuple[str, int | None]:
-    total = sum(path.stat().st_size for path in tokens.paths)
-    first = tokens.paths[0]
+    total, first = sum(path.stat().st_size for path in tokens.paths), tokens.paths[0]
     what = f"checking {first.parent.name}/{first.name}"
     hash_, done, highest_id = hashlib.sha256(), 0, None
     for data, ids in _chunks(tokens):
@@ -98,25 +99,15 @@ def _chunks(tokens: Tokens) -> Iterator[tuple[bytes, npt.NDArray[Any]]]:
                 yield data, np.frombuffer(data, tokens.dtype, len(data) // tokens.dtype.itemsize)
 
 
-def _record_path(subject: dict[str, Any]) -> Path:
-    key = json.dumps([subject["paths"], subject["dtype"]])
-    return user_cache() / "verified" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+def _record(subject: dict[str, Any]) -> Path:
+    """Where the outcome for just these files is kept."""
+    return user_cache() / "verified" / f"{hashlib.sha256(json.dumps(subject).encode()).hexdigest()[:32]}.json"
 
 
-def _recall(subject: dict[str, Any]) -> tuple[str, int | None] | None:
-    """(sha256, highest_id) of an earlier scan of these very files, or None."""
+def _recall(subject: dict[str, Any]) -> tuple[str, int] | None:
+    """(sha256, highest_id) of an earlier scan, or None."""
     try:
-        record = json.loads(_record_path(subject).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # none yet, or damaged: scanning again answers both
+        sha256, highest_id = json.loads(_record(subject).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):  # none yet, or damaged: scanning again answers both
         return None
-    if not isinstance(record, dict) or any(record.get(key) != value for key, value in subject.items()):
-        return None
-    sha256, highest_id = record.get("sha256"), record.get("highest_id")
     return (sha256, highest_id) if isinstance(sha256, str) and isinstance(highest_id, int) else None
-
-
-def _remember(record: dict[str, Any]) -> None:
-    with suppress(OSError):  # a home that cannot be written to costs time at the next start, nothing else
-        path = _record_path(record)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, lambda file: file.write(json.dumps(record).encode()))

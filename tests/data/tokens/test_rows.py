@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanogpt_cli.config.derived import Split
@@ -14,6 +14,7 @@ SIZES = st.integers(1, 40).flatmap(lambda T: st.tuples(st.integers(T + 1, 30 * T
 SEEDS = st.integers(0, 2**63 - 1)
 
 
+@settings(deadline=None)
 @given(SIZES, SEEDS, st.integers(0, 5), st.sampled_from(["shuffled", "random"]))
 def test_no_row_reaches_past_the_data(size, seed, start, sampling):
     tokens, block_size = size
@@ -24,6 +25,7 @@ def test_no_row_reaches_past_the_data(size, seed, start, sampling):
     assert offsets.max() + block_size + 1 <= tokens
 
 
+@settings(deadline=None)
 @given(SIZES, SEEDS, st.integers(0, 2**40))
 def test_an_epoch_covers_each_window_once(size, seed, epoch):
     tokens, block_size = size
@@ -35,6 +37,7 @@ def test_an_epoch_covers_each_window_once(size, seed, epoch):
     assert order.epoch((epoch + 1) * order.windows) == epoch + 1
 
 
+@settings(deadline=None)
 @given(SIZES, SEEDS, st.integers(0, 300), st.integers(0, 100), st.sampled_from(["shuffled", "random"]))
 def test_a_row_does_not_depend_on_how_it_is_asked_for(size, seed, first, count, sampling):
     order = RowOrder(*size, seed, sampling)
@@ -50,6 +53,7 @@ def test_rows_cross_the_blocks_in_which_an_epoch_is_worked_out():
         assert (order.offsets(first, count) == whole[first : first + count]).all()
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.sampled_from([1, 2, 3, 4, 6, 8, 12]), st.integers(0, 10), SIZES, SEEDS)
 def test_ranks_are_disjoint_and_together_read_the_same_rows_as_one(micro_batch, micro_steps, ranks, step, size, seed):
     rows = micro_batch * micro_steps * ranks
@@ -112,6 +116,7 @@ def test_too_few_tokens_are_refused():
         RowOrder(16, 16, 0, "shuffled")
 
 
+@settings(deadline=None)
 @given(SIZES, st.integers(1, 60))
 def test_evaluation_windows_are_spread_and_do_not_overlap(size, count):
     tokens, block_size = size
