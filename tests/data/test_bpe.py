@@ -70,7 +70,6 @@ def test_val_teaches_nothing() -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_same_every_time(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nanogpt_cli.data.text.make.PARALLEL_BYTES", 0)
     monkeypatch.setattr(encode, "CHUNK", 500)
     rows = [PLAY[place : place + 300] for place in range(0, len(PLAY), 300)]
     Path("rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows), encoding="utf-8")

@@ -71,14 +71,6 @@ class Piece(NamedTuple):
     ends: bool
 
 
-class Oddities(NamedTuple):
-    """What a text holds that its owner may want to know of, counted."""
-
-    line_ends: int = 0  # CRLF and CR, which became LF
-    nuls: int = 0
-    written_ends: int = 0  # of text, spelled out: plain text here
-
-
 @dataclass(frozen=True)
 class ReadOptions:
     """How files become documents."""
@@ -110,7 +102,7 @@ def file_kind(path: Path) -> str | None:
 
 
 class Documents:
-    """The pieces of one file. `share` says how much of it has been read, 0 to 1; `oddities` what was met so far.
+    """The pieces of one file. `share` says how much of it has been read, 0 to 1.
 
     Line ends are LF whatever they were. Iterating raises UserError for a file that is not what it should be: bad bytes,
     bad JSON, no text field, damage, no text at all.
@@ -122,18 +114,15 @@ class Documents:
         self.label = label or str(path)
         self.kind = read_options.format or file_kind(path) or "txt"
         self.share = 0.0
-        self._line_ends = self._nuls = self._written_ends = 0
-
-    @property
-    def oddities(self) -> Oddities:
-        return Oddities(self._line_ends, self._nuls, self._written_ends)
+        # met so far: CRLF and CR; NULs; ends of text that are spelled out, plain text here
+        self.line_ends = self.nuls = self.written_ends = 0
 
     def __iter__(self) -> Iterator[Piece]:
         with self.path.open("rb") as raw, self._damage_named():
             if self.kind != "parquet":
                 self._check_head()
             for piece in self._pieces(raw):
-                self._written_ends += piece.text.count(END_OF_TEXT.decode())
+                self.written_ends += piece.text.count(END_OF_TEXT.decode())
                 yield piece
         self.share = 1.0
 
@@ -145,7 +134,7 @@ class Documents:
         texts = self._parquet(self._stream(raw)) if self.kind == "parquet" else read[self.kind](self._blocks(raw))
         for text in texts:
             if "\r" in text:  # as in a txt file
-                self._line_ends += text.count("\r")
+                self.line_ends += text.count("\r")
                 text = text.replace("\r\n", "\n").replace("\r", "\n")
             yield from pieces([text])
 
@@ -193,8 +182,8 @@ class Documents:
                 raise self._bad_bytes(error, done - (len(error.object) - len(block)) + error.start) from error
             done += len(block)
             self.share = raw.tell() / size
-            self._line_ends += text.count("\r")
-            self._nuls += text.count("\0")
+            self.line_ends += text.count("\r")
+            self.nuls += text.count("\0")
             yield line_ends.decode(text, final=not block)
 
     def _json_lines(self, blocks: Iterable[str]) -> Iterator[str]:
@@ -204,7 +193,11 @@ class Documents:
 
     def _json(self, blocks: Iterable[str]) -> Iterator[str]:
         """A list of objects or texts, or lines with an object each."""
-        text = "".join(_bounded(blocks, self.label))
+        parts, size = list[str](), 0
+        for block in blocks:
+            parts.append(block)
+            _bound(size := size + len(block), f"{self.label}: it is")
+        text = "".join(parts)
         if not text.lstrip().startswith("["):
             yield from self._json_lines([text])
             return
@@ -364,14 +357,6 @@ def _lines(blocks: Iterable[str], label: str) -> Iterator[str]:
         _bound(sum(map(len, held)), f"{label}: a line is")
     if any(held):
         yield "".join(held)
-
-
-def _bounded(blocks: Iterable[str], label: str) -> Iterator[str]:
-    size = 0
-    for block in blocks:
-        size += len(block)
-        _bound(size, f"{label}: it is")
-        yield block
 
 
 def _bound(characters: int, what: str) -> None:

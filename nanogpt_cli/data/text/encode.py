@@ -8,19 +8,19 @@ import os
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from nanogpt_cli.data.text.documents import Documents, Oddities, Piece, ReadOptions
+from nanogpt_cli.data.text.documents import Documents, Piece, ReadOptions
 from nanogpt_cli.data.text.inputs import Inputs
 from nanogpt_cli.data.text.splits import SplitRule
-from nanogpt_cli.data.tokenizers import TokenIds, Tokenizer, code_points, utf8
+from nanogpt_cli.data.tokenizers import Tokenizer, code_points, utf8
 
 CHUNK = 1 << 19  # characters of a chunk, at least
-CODE_POINTS = 0x110000
+# of train and val: ids, then 8 bytes of a hash of each document that starts in the chunk
+Encoded = tuple[bytes, bytes, bytes, bytes]
 
 
 class Cursor(NamedTuple):
@@ -32,7 +32,9 @@ class Cursor(NamedTuple):
     empty: int = 0
     characters: int = 0
     text_bytes: int = 0  # in UTF-8
-    oddities: tuple[int, ...] = Oddities()  # of whole files
+    line_ends: int = 0  # CRLF and CR, which became LF; these three are of whole files
+    nuls: int = 0
+    written_ends: int = 0  # of text, spelled out
 
     @property
     def documents(self) -> int:
@@ -66,7 +68,7 @@ class Corpus:
         labels, sizes = self.inputs.labels, self.inputs.sizes
         before, total = sum(sizes[: cursor.file]), max(1, sum(sizes))
         held, flags, size, fresh = list[Piece](), list[bool](), 0, cursor.piece == 0
-        _, skip, row, empty, characters, text_bytes, oddities = cursor
+        _, skip, row, empty, characters, text_bytes, *oddities = cursor
         for index in range(cursor.file, len(labels)):
             starts, val = True, False  # of the document that the next piece belongs to
             with self.inputs.open(index) as path:
@@ -85,24 +87,25 @@ class Corpus:
                         flags.append(val if cut is None else text_bytes > cut)
                     if size >= CHUNK:
                         share = (before + documents.share * sizes[index]) / total
-                        after = Cursor(index, number + 1, row, empty, characters, text_bytes, oddities)
+                        after = Cursor(index, number + 1, row, empty, characters, text_bytes, *oddities)
                         yield Chunk(held, flags, fresh, after, share)
                         held, flags, size = [], [], 0
-            oddities = Oddities(*map(sum, zip(oddities, documents.oddities, strict=True)))
+            met = documents.line_ends, documents.nuls, documents.written_ends
+            oddities = [sum(both) for both in zip(oddities, met, strict=True)]
             before, skip = before + sizes[index], 0
-        after = Cursor(len(labels), 0, row, empty, characters, text_bytes, oddities)
+        after = Cursor(len(labels), 0, row, empty, characters, text_bytes, *oddities)
         if held or after != cursor:
             yield Chunk(held, flags, fresh, after, 1.0)
 
-    def scan(self, alphabet_bytes: int | None) -> "Scan":
-        """Count bytes and documents, and the characters of a text of up to `alphabet_bytes`; None: of any."""
-        scan = Scan()
+    def scan(self, alphabet_bytes: int | None) -> tuple[Cursor, dict[str, int]]:
+        """The end, and how often each character stands in a text of up to `alphabet_bytes`; None: in any."""
+        after, counts = Cursor(), np.zeros(0x110000, np.int64)  # by code point
         for chunk in self.chunks(Cursor()):
-            scan.after = chunk.after
-            if alphabet_bytes is None or chunk.after.text_bytes <= alphabet_bytes:
+            after = chunk.after
+            if alphabet_bytes is None or after.text_bytes <= alphabet_bytes:
                 text = "".join(piece.text for piece in chunk.pieces)
-                scan.counts += np.bincount(code_points(text), minlength=CODE_POINTS)
-        return scan
+                counts += np.bincount(code_points(text), minlength=len(counts))
+        return after, {chr(point): int(counts[point]) for point in np.flatnonzero(counts)}
 
     def sample(self, cut: int | None, most: int, text_bytes: int) -> Iterator[str]:
         """Text of train alone, about `most` bytes of `text_bytes`: evenly spaced documents, or pieces of long ones."""
@@ -115,24 +118,6 @@ class Corpus:
                 seen += len(utf8(text))
 
 
-@dataclass
-class Scan:
-    """What a text consists of."""
-
-    after: Cursor = field(default_factory=Cursor)
-    counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(CODE_POINTS, np.int64))  # by code point
-
-    @property
-    def alphabet(self) -> list[str]:
-        """The different characters, in code point order."""
-        return [chr(point) for point in np.flatnonzero(self.counts)]
-
-    @property
-    def most_frequent(self) -> str:
-        """The most frequent character; the first of several."""
-        return chr(int(self.counts.argmax()))
-
-
 def _split_at(piece: Piece, cut: int | None, before: int) -> list[Piece]:
     """The piece, in two if val begins inside it; `before` bytes come before it."""
     if cut is None or not before < cut < before + 4 * len(piece.text):  # a character has at most four bytes
@@ -143,38 +128,18 @@ def _split_at(piece: Piece, cut: int | None, before: int) -> list[Piece]:
     return [piece]
 
 
-class EncodedChunk(NamedTuple):
-    """What a chunk adds to the token files, and 8 bytes of a hash of each document that starts in it, by split."""
-
-    ids: tuple[bytes, bytes]
-    hashes: tuple[bytes, bytes]
-
-
-class Encoder:
-    """How pieces become ids: the tokenizer, and what is put after a document."""
-
-    def __init__(self, tokenizer: Tokenizer, ending: str) -> None:
-        self.tokenizer = tokenizer
-        self.newline = ending == "newline"
-        self.eot: TokenIds = np.array([tokenizer.eot] if ending == "eot" else [], tokenizer.dtype)
-
-    def __call__(self, chunk: Chunk) -> EncodedChunk:
-        parts: tuple[list[TokenIds], list[TokenIds]] = [], []
-        hashes, starts = (bytearray(), bytearray()), chunk.starts
-        for (text, ends), in_val in zip(chunk.pieces, chunk.val, strict=True):
-            if starts:
-                hashes[in_val].extend(hashlib.blake2b(utf8(text), digest_size=8).digest())
-            starts = ends
-            if ends and self.newline and not text.endswith("\n"):
-                text += "\n"
-            parts[in_val].append(self.tokenizer.encode(text))
-            if ends:
-                parts[in_val].append(self.eot)
-        return EncodedChunk((self._bytes(parts[0]), self._bytes(parts[1])), (bytes(hashes[0]), bytes(hashes[1])))
-
-    def _bytes(self, parts: list[TokenIds]) -> bytes:
-        little = self.tokenizer.dtype.newbyteorder("<")
-        return b"".join(part.astype(little, copy=False).tobytes() for part in parts)
+def _encoded(chunk: Chunk, tokenizer: Tokenizer, ending: str) -> Encoded:
+    ids: tuple[list[bytes], list[bytes]] = [], []
+    hashes, starts, little = (bytearray(), bytearray()), chunk.starts, tokenizer.dtype.newbyteorder("<")
+    eot = np.array([tokenizer.eot], little).tobytes() if ending == "eot" else b""
+    for (text, ends), in_val in zip(chunk.pieces, chunk.val, strict=True):
+        if starts:
+            hashes[in_val].extend(hashlib.blake2b(utf8(text), digest_size=8).digest())
+        starts = ends
+        if ends and ending == "newline" and not text.endswith("\n"):
+            text += "\n"
+        ids[in_val].extend([tokenizer.encode(text).astype(little, copy=False).tobytes(), eot if ends else b""])
+    return b"".join(ids[0]), b"".join(ids[1]), bytes(hashes[0]), bytes(hashes[1])
 
 
 def usual_workers() -> int:
@@ -185,17 +150,13 @@ def usual_workers() -> int:
 
 def encode_chunks(
     chunks: Iterable[Chunk], tokenizer: Tokenizer, ending: str, workers: int
-) -> Generator[tuple[Chunk, EncodedChunk], None, None]:
-    """Each chunk with its ids, in order; one worker is the caller's own thread."""
-    encode = Encoder(tokenizer, ending)
-    if workers == 1:
-        yield from ((chunk, encode(chunk)) for chunk in chunks)
-        return
+) -> Generator[tuple[Chunk, Encoded], None, None]:
+    """Each chunk with its ids, in order; chunks are read in the caller's own thread."""
     pool = ThreadPoolExecutor(workers)
-    flight: deque[tuple[Chunk, Future[EncodedChunk]]] = deque()
+    flight: deque[tuple[Chunk, Future[Encoded]]] = deque()
     try:
         for chunk in chunks:
-            flight.append((chunk, pool.submit(encode, chunk)))
+            flight.append((chunk, pool.submit(_encoded, chunk, tokenizer, ending)))
             if len(flight) > 2 * workers:  # what bounds the memory
                 first, future = flight.popleft()
                 yield first, future.result()

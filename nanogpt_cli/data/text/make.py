@@ -22,21 +22,20 @@ import numpy.typing as npt
 
 from nanogpt_cli import foreign
 from nanogpt_cli.data.bpe import SAMPLE_BYTES, bpe_size, train_bpe
-from nanogpt_cli.data.text.documents import Oddities, ReadOptions
+from nanogpt_cli.data.text.documents import ReadOptions
 from nanogpt_cli.data.text.encode import Corpus, Cursor, encode_chunks, usual_workers
 from nanogpt_cli.data.text.inputs import Inputs
 from nanogpt_cli.data.text.splits import SplitRule
 from nanogpt_cli.data.text.writer import SPLITS, STATE, Writer, read_note
 from nanogpt_cli.data.tokenizers import CharTokenizer, Tokenizer, get_tokenizer
 from nanogpt_cli.data.tokens.data_set import open_data_set
-from nanogpt_cli.data.tokens.files import FORMAT, META, WORK, DamagedError
+from nanogpt_cli.data.tokens.files import FORMAT, META, WORK, DamagedError, read_meta
 from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.files import make_folder, open_own, refuse_link, sync_folder, user_cache, write_toml
 from nanogpt_cli.foreign import LARGE, read_toml
 from nanogpt_cli.progress import QUIET, Progress
 
 SMALL_BYTES, MOST_CHARACTERS = 10_000_000, 10_000  # own text up to this size and alphabet is taken by characters
-PARALLEL_BYTES = 8_000_000  # below this one thread will do
 UNSEEN_SHARE = 0.05  # of val, in tokens that train has not, that is worth a word
 Counts = npt.NDArray[np.int64]
 EOT_RULES = {
@@ -124,7 +123,10 @@ def _already(spec: DataSetSpec, progress: Progress) -> dict[str, Any] | None:
     path = spec.folder / META
     if path.is_file():
         meta = read_meta(path)
-        if _same(spec, meta):
+        if meta.get("settings") == spec.settings() and same_text(spec.inputs, meta):
+            if meta["source"]["identity"] != hashed(spec.inputs.identity()):  # so that next time nothing is read
+                meta["source"]["identity"] = hashed(spec.inputs.identity())
+                write_toml(path, meta)
             try:
                 open_data_set(spec.folder, progress=progress)
                 return meta
@@ -138,24 +140,6 @@ def _already(spec: DataSetSpec, progress: Progress) -> dict[str, Any] | None:
         return None
     replace, keep = spec.line("--force"), spec.line("--name", f"{spec.name}-2")
     raise UserError(f"{found}. To replace it: {replace}. To keep it, give this one another name: {keep}")
-
-
-def read_meta(path: Path) -> dict[str, Any]:
-    """What meta.toml says; nothing if it is damaged."""
-    try:
-        return read_toml(path, limit=LARGE)
-    except UserError:  # no TOML, no UTF-8
-        return {}
-
-
-def _same(spec: DataSetSpec, meta: dict[str, Any]) -> bool:
-    """Whether this text with these settings gives the data set that `meta` describes; notes a new time stamp there."""
-    if meta.get("settings") != spec.settings() or not same_text(spec.inputs, meta):
-        return False
-    if meta["source"]["identity"] != hashed(spec.inputs.identity()):  # so that next time nothing is read
-        meta["source"]["identity"] = hashed(spec.inputs.identity())
-        write_toml(spec.folder / META, meta)
-    return True
 
 
 def same_text(inputs: Inputs, meta: dict[str, Any]) -> bool:
@@ -218,7 +202,6 @@ def _make(spec: DataSetSpec, work: Path, workers: int | None, progress: Progress
     """Write both token files and return what meta.toml says about them."""
     corpus = Corpus(spec.inputs, spec.read_options, spec.split)
     tokenizer, ending, cut = _choose_tokenizer(spec, corpus, progress)
-    threads = 1 if sum(spec.inputs.sizes) < PARALLEL_BYTES else workers or usual_workers()
     head = spec.split.tokens if spec.split.rule == "head" else 0
     with Writer(work, spec.request(), tokenizer.dtype.itemsize, head) as writer:
         if spec.inputs.remote:
@@ -226,7 +209,7 @@ def _make(spec: DataSetSpec, work: Path, workers: int | None, progress: Progress
         if writer.cursor != Cursor():
             progress.say(f"going on after {sum(writer.tokens):,} tokens that are written already")
         chunks = corpus.chunks(writer.cursor, cut)
-        with contextlib.closing(encode_chunks(chunks, tokenizer, ending, threads)) as encoded:
+        with contextlib.closing(encode_chunks(chunks, tokenizer, ending, workers or usual_workers())) as encoded:
             for chunk, ids in encoded:
                 writer.add(chunk, ids)
                 done = f"{writer.cursor.documents:,} documents, {writer.cursor.text_bytes / 1e6:,.0f} MB"
@@ -243,34 +226,33 @@ def _make(spec: DataSetSpec, work: Path, workers: int | None, progress: Progress
 
 def _choose_tokenizer(spec: DataSetSpec, corpus: Corpus, progress: Progress) -> tuple[Tokenizer, str, int | None]:
     """The tokenizer, what ends a document, and the byte val begins at where a text is cut."""
-    kind, given, scan, cut = spec.tokenizer, spec.given, None, None
-    own_bpe = kind.startswith("bpe") and given is None
-    if kind in ("auto", "char") or own_bpe or isinstance(given, CharTokenizer) or spec.split.rule == "tail":
+    kind, given, source = spec.tokenizer, spec.given, _few(spec.inputs.labels)
+    by_char = kind == "char" if given is None else isinstance(given, CharTokenizer)
+    after, characters = Cursor(), dict[str, int]()
+    scanned = by_char or (given is None and (kind == "auto" or kind.startswith("bpe")))
+    if scanned or spec.split.rule == "tail":
         progress.at("looking through the text", 0, 1)
-        limit = None if kind == "char" or isinstance(given, CharTokenizer) else SMALL_BYTES if kind == "auto" else 0
-        scan = corpus.scan(limit)
-        if not scan.after.characters:
-            raise UserError(f"{_few(spec.inputs.labels)}: there is no text in it.")
-        cut = spec.split.cut(scan.after.text_bytes) if spec.split.rule == "tail" else None
-    if kind == "auto" and scan is not None:
-        short = scan.after.text_bytes <= SMALL_BYTES and len(scan.alphabet) <= MOST_CHARACTERS
-        kind = "char" if short else "gpt2"
+        after, characters = corpus.scan(None if by_char else SMALL_BYTES if kind == "auto" else 0)
+        if not after.characters:
+            raise UserError(f"{source}: there is no text in it.")
+    cut = spec.split.cut(after.text_bytes) if spec.split.rule == "tail" else None
+    if kind == "auto":
+        by_char = after.text_bytes <= SMALL_BYTES and len(characters) <= MOST_CHARACTERS
+        kind = "char" if by_char else "gpt2"
         limits = f"10 MB of text and {MOST_CHARACTERS:,} different characters"
-        progress.say(f"tokenizer: {kind} ({'at most' if short else 'more than'} {limits})")
-    newlines = scan is not None and scan.after.documents > 1
-    if isinstance(given, CharTokenizer) and scan is not None:
-        given.check(scan.alphabet, f"{_few(spec.inputs.labels)}: ")
-        return given, "newline" if newlines and "\n" in given.alphabet else "none", cut
-    if kind == "char" and scan is not None:
-        return (
-            CharTokenizer(scan.alphabet + ["\n"] * newlines, scan.most_frequent),
-            "newline" if newlines else "none",
-            cut,
-        )
+        progress.say(f"tokenizer: {kind} ({'at most' if by_char else 'more than'} {limits})")
+    if by_char:
+        newline = ["\n"] * (after.documents > 1)
+        if given is None:
+            given = CharTokenizer([*characters, *newline], max(characters, key=lambda one: characters[one]))
+        elif isinstance(given, CharTokenizer):
+            given.check(characters, f"{source}: ")
+            newline = newline if "\n" in given.alphabet else []
+        return given, "newline" if newline else "none", cut
     ending = "eot" if spec.end_of_text else "none"
-    if not own_bpe or scan is None:
-        return given or get_tokenizer(kind, progress), ending, cut
-    return _trained(bpe_size(kind), corpus, cut, scan.after.text_bytes, progress), ending, cut
+    if given is None and kind.startswith("bpe"):
+        given = _trained(bpe_size(kind), corpus, cut, after.text_bytes, progress)
+    return given or get_tokenizer(kind, progress), ending, cut
 
 
 def _trained(size: int, corpus: Corpus, cut: int | None, text_bytes: int, progress: Progress) -> Tokenizer:
@@ -289,7 +271,7 @@ def _meta(spec: DataSetSpec, tokenizer: Tokenizer, ending: str, writer: Writer) 
     tables, seen = {}, {}
     for split, path in zip(SPLITS, writer.paths, strict=False):
         tables[split], seen[split] = _split_table(path, counts[split], dtype, tokenizer.size)
-    duplicates, oddities = writer.duplicates(), Oddities(*cursor.oddities)
+    duplicates = writer.duplicates()
     unseen = int(seen["val"][seen["train"] == 0].sum()) / counts["val"]
     warnings = [
         f"{split} has {counts[split]:,} tokens, {expected:,} were expected"
@@ -302,14 +284,14 @@ def _meta(spec: DataSetSpec, tokenizer: Tokenizer, ending: str, writer: Writer) 
         )
     if duplicates:
         warnings.append(f"{duplicates:,} documents of val stand in train too: the validation loss will flatter")
-    if oddities.nuls:
-        warnings.append(f"the text holds {oddities.nuls:,} NUL characters: is all of it text?")
-    if oddities.written_ends and tokenizer.eot is not None:
+    if cursor.nuls:
+        warnings.append(f"the text holds {cursor.nuls:,} NUL characters: is all of it text?")
+    if cursor.written_ends and tokenizer.eot is not None:
         warnings.append(
-            f"<|endoftext|> is written out {oddities.written_ends:,} times and taken as plain text; where it parts "
+            f"<|endoftext|> is written out {cursor.written_ends:,} times and taken as plain text; where it parts "
             "documents of a txt file add --separator '<|endoftext|>'"
         )
-    notes = {"line_ends": f"{oddities.line_ends:,} CRLF or CR became LF"} if oddities.line_ends else {}
+    notes = {"line_ends": f"{cursor.line_ends:,} CRLF or CR became LF"} if cursor.line_ends else {}
     return {
         "format": FORMAT,
         "name": spec.name,

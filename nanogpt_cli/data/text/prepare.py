@@ -11,11 +11,11 @@ from nanogpt_cli.data.bpe import bpe_size
 from nanogpt_cli.data.catalogue import Entry
 from nanogpt_cli.data.text.documents import COMPRESSED, ReadOptions, file_kind
 from nanogpt_cli.data.text.inputs import LocalFiles, PinnedInput, find_files, spooled
-from nanogpt_cli.data.text.make import DataSetSpec, Prepared, make_data_set, read_meta, same_text
+from nanogpt_cli.data.text.make import DataSetSpec, Prepared, make_data_set, same_text
 from nanogpt_cli.data.text.repository import EXTRA, HubRepository, LocalRepository, Repository, RepositoryInputs
 from nanogpt_cli.data.text.splits import SplitRule, split_rule
 from nanogpt_cli.data.tokenizers import reused_tokenizer
-from nanogpt_cli.data.tokens.files import META, WORK
+from nanogpt_cli.data.tokens.files import META, WORK, read_meta
 from nanogpt_cli.errors import UserError, did_you_mean, typed
 from nanogpt_cli.progress import QUIET, Progress
 
@@ -37,16 +37,9 @@ def prepare_named(
 ) -> Prepared:
     """Make a data set of the catalogue.
 
-    Args:
-        entry: which one.
-        name: what to call it; default its own name.
-        folder: for the token files; default data/NAME.
-        tokenizer: another one than its own.
+    Args: as for `prepare_paths`, and
         shards: take only the first so many of its files.
         source: a folder with a copy of its repository, instead of the hub.
-        workers: processes; default one a core.
-        force: make it again though it is there.
-        progress: hears how far the work is.
 
     Raises:
         UserError: an argument does not fit the data set, or the folder holds something else.
@@ -122,7 +115,7 @@ def prepare_paths(
         read_options: how files become documents.
         split: default the last tenth, at most ten million bytes.
         val: a file, folder or pattern whose text is val, instead of a split.
-        workers: processes; default one a core.
+        workers: threads; default one a core.
         force: make it again though it is there.
         progress: hears how far the work is.
 
@@ -220,8 +213,8 @@ def ensure_prepared(dataset: str, root: Path = ROOT, *, progress: Progress = QUI
     if entry is None and Path(dataset).is_file():
         name = default_name([dataset])
         folder = root / name
-        meta = read_meta(folder / META) if (folder / META).is_file() else {}
-        if meta and same_text(LocalFiles([Path(dataset)]), meta):  # perhaps with settings that the user chose
+        meta = read_meta(folder / META)
+        if same_text(LocalFiles([Path(dataset)]), meta):  # perhaps with settings that the user chose
             progress.say(f"{dataset} is prepared in {folder}, by {meta.get('tokenizer', {}).get('kind')}")
         else:
             prepare_paths([dataset], folder=None if root == ROOT else folder, progress=progress)

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from nanogpt_cli.data.text.documents import Oddities
-from nanogpt_cli.data.text.encode import Chunk, Cursor, EncodedChunk
-from nanogpt_cli.errors import NanogptError
+from nanogpt_cli.data.text.encode import Chunk, Cursor, Encoded
+from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.files import DiskFullError, OwnFile, disk_full_named, open_own, write_bytes
 from nanogpt_cli.foreign import field, read_json
 
@@ -40,8 +39,7 @@ class Writer:
             state = read_note(work)
             sizes = [path.stat().st_size if path.exists() else 0 for path in self.paths]
             if all(size >= noted for size, noted in zip(sizes, state["bytes"], strict=True)):
-                numbers, oddities = state["cursor"][: -len(Oddities())], state["cursor"][-len(Oddities()) :]
-                self.cursor, self.bytes = Cursor(*numbers)._replace(oddities=tuple(oddities)), state["bytes"]
+                self.cursor, self.bytes = Cursor(*state["cursor"]), state["bytes"]
 
     def __enter__(self) -> "Writer":
         self.saved = time.monotonic()
@@ -63,14 +61,14 @@ class Writer:
         """Tokens of train and val so far."""
         return self.bytes[0] // self.itemsize, self.bytes[1] // self.itemsize
 
-    def add(self, chunk: Chunk, encoded: EncodedChunk) -> None:
+    def add(self, chunk: Chunk, encoded: Encoded) -> None:
         """Append the ids of the next chunk."""
-        train, val = encoded.ids
+        train, val, *hashes = encoded
         if self.head:
             place = max(0, self.head * self.itemsize - self.bytes[1])
             train, val = train[place:], train[:place]
         with _full_disk_told(self.work):
-            for which, data in enumerate((train, val, *encoded.hashes)):
+            for which, data in enumerate((train, val, *hashes)):
                 self.files[which].write(data)
                 self.bytes[which] += len(data)
         self.cursor = chunk.after
@@ -79,8 +77,7 @@ class Writer:
 
     def save(self) -> None:
         """Make what is written durable, then note it."""
-        cursor = [*self.cursor[:-1], *self.cursor.oddities]
-        note = {"request": self.request, "cursor": cursor, "bytes": self.bytes}
+        note = {"request": self.request, "cursor": self.cursor, "bytes": self.bytes}
         with _full_disk_told(self.work):
             for file in self.files:
                 file.flush()
@@ -98,13 +95,11 @@ def read_note(work: Path) -> dict[str, Any]:
     """What is noted of unfinished files; UserError if it is damaged."""
     note = read_json(work / STATE)
     field(note, "request", str, work / STATE)
-    for key, length in (("cursor", len(Cursor._fields) - 1 + len(Oddities())), ("bytes", 2 * len(SPLITS))):
-        field(note, key, list, work / STATE, lambda held, length=length: _are_counts(held, length))  # type: ignore[misc]
+    for key, length in (("cursor", len(Cursor._fields)), ("bytes", 2 * len(SPLITS))):
+        counts = field(note, key, list, work / STATE, lambda held: all(type(one) is int and one >= 0 for one in held))
+        if len(counts) != length:
+            raise UserError(f"{work / STATE}: {key} has {len(counts)} numbers, {length} are needed.")
     return note
-
-
-def _are_counts(held: list[Any], length: int) -> bool:
-    return len(held) == length and all(type(one) is int and one >= 0 for one in held)
 
 
 @contextlib.contextmanager

@@ -54,7 +54,6 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(documents, "PIECE", 200)
     monkeypatch.setattr(documents, "WINDOW", 60)
     monkeypatch.setattr(writer, "SAVE_SECONDS", -1.0)
-    monkeypatch.setattr(make, "PARALLEL_BYTES", 0)
 
 
 def ids(folder, split):
