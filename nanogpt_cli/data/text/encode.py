@@ -9,14 +9,17 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 
+from nanogpt_cli.data.fast import FastEngine, fast_engine
 from nanogpt_cli.data.text.documents import Documents, Piece, ReadOptions
 from nanogpt_cli.data.text.inputs import Inputs
 from nanogpt_cli.data.text.splits import SplitRule
 from nanogpt_cli.data.tokenizers import Tokenizer, code_points, utf8
+from nanogpt_cli.errors import NanogptError
 
 CHUNK = 1 << 19  # characters of a chunk, at least
 # of train and val: ids, then 8 bytes of a hash of each document that starts in the chunk
@@ -128,9 +131,12 @@ def _split_at(piece: Piece, cut: int | None, before: int) -> list[Piece]:
     return [piece]
 
 
-def _encoded(chunk: Chunk, tokenizer: Tokenizer, ending: str) -> Encoded:
+def _encoded(chunk: Chunk, tokenizer: Tokenizer, ending: str, fast: FastEngine | None) -> Encoded:
     ids: tuple[list[bytes], list[bytes]] = [], []
     hashes, starts, little = (bytearray(), bytearray()), chunk.starts, tokenizer.dtype.newbyteorder("<")
+    encode = fast.encode if fast else tokenizer.encode
+    if fast and chunk.pieces:
+        fast.check(chunk.pieces[0].text)
     eot = np.array([tokenizer.eot], little).tobytes() if ending == "eot" else b""
     for (text, ends), in_val in zip(chunk.pieces, chunk.val, strict=True):
         if starts:
@@ -138,7 +144,7 @@ def _encoded(chunk: Chunk, tokenizer: Tokenizer, ending: str) -> Encoded:
         starts = ends
         if ends and ending == "newline" and not text.endswith("\n"):
             text += "\n"
-        ids[in_val].extend([tokenizer.encode(text).astype(little, copy=False).tobytes(), eot if ends else b""])
+        ids[in_val].extend([encode(text).astype(little, copy=False).tobytes(), eot if ends else b""])
     return b"".join(ids[0]), b"".join(ids[1]), bytes(hashes[0]), bytes(hashes[1])
 
 
@@ -152,15 +158,25 @@ def encode_chunks(
     chunks: Iterable[Chunk], tokenizer: Tokenizer, ending: str, workers: int
 ) -> Generator[tuple[Chunk, Encoded], None, None]:
     """Each chunk with its ids, in order; chunks are read in the caller's own thread."""
-    pool = ThreadPoolExecutor(workers)
-    flight: deque[tuple[Chunk, Future[Encoded]]] = deque()
+    reading, fast = iter(chunks), None
+    failure: NanogptError | None = None
+    pool, flight = ThreadPoolExecutor(workers), deque[tuple[Chunk, Future[Encoded]]]()
     try:
-        for chunk in chunks:
-            flight.append((chunk, pool.submit(_encoded, chunk, tokenizer, ending)))
-            if len(flight) > 2 * workers:  # what bounds the memory
+        for number in count():
+            try:
+                chunk = next(reading, None)
+            except NanogptError as error:  # a network that dies: what was read before is written first
+                chunk, failure = None, error
+            if chunk is not None:
+                if number == 0:
+                    fast = fast_engine(tokenizer, "\n".join(piece.text for piece in chunk.pieces))
+                flight.append((chunk, pool.submit(_encoded, chunk, tokenizer, ending, fast)))
+            while flight and (chunk is None or len(flight) > 2 * workers):  # what bounds the memory
                 first, future = flight.popleft()
                 yield first, future.result()
-        for first, future in flight:
-            yield first, future.result()
+            if chunk is None:
+                break
+        if failure is not None:
+            raise failure
     finally:
         pool.shutdown(cancel_futures=True)

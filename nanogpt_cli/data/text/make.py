@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from nanogpt_cli import foreign
 from nanogpt_cli.data.bpe import SAMPLE_BYTES, bpe_size, train_bpe
+from nanogpt_cli.data.fast import OtherIdsError
 from nanogpt_cli.data.text.documents import ReadOptions
 from nanogpt_cli.data.text.encode import Corpus, Cursor, encode_chunks, usual_workers
 from nanogpt_cli.data.text.inputs import Inputs
@@ -179,7 +180,9 @@ def _work_folder(spec: DataSetSpec, progress: Progress) -> Iterator[Path]:
         ) from None
     try:
         yield work
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OtherIdsError):
+            (work / STATE).unlink(missing_ok=True)
         if not (work / STATE).exists() and not (work / META).exists():
             shutil.rmtree(work)
             for folder in made:
