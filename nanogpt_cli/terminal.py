@@ -9,6 +9,13 @@ from typing import TextIO
 # C0 but tab and newline, DEL, C1, and what turns the reading direction; lone surrogates are what a file name cannot say
 COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
+QUIET = "NANOGPT_QUIET"  # an environment variable, so that processes which a command starts are quiet too
+
+
+def quiet() -> bool:
+    """Whether the user wants to see nothing but warnings, errors and results."""
+    return bool(os.environ.get(QUIET))
+
 
 def escaped(text: str) -> str:
     """`text` with every character that could command a terminal written out, as Python does: ESC is \\x1b."""

@@ -323,10 +323,10 @@ def test_the_plan_shows_how_batch_accumulation_and_ranks_multiply(
     shell: Shell, flags: list[str], tokens: str, product: str
 ) -> None:
     write_data_set(Path("data/tiny"))
-    code, _, err = shell("train", "--dry-run", "--dataset=tiny", *TINY, *flags)
+    code, plan, _ = shell("train", "--dry-run", "--dataset=tiny", *TINY, *flags)
     assert code == 0
-    assert re.search(rf"^tokens a step +{tokens} +{product} *$", err, re.MULTILINE)
-    assert re.search(r"^first loss +about 3\.14 +ln\(vocabulary\)", err, re.MULTILINE)
+    assert re.search(rf"^tokens a step +{tokens} +{product} *$", plan, re.MULTILINE)
+    assert re.search(r"^first loss +about 3\.14 +ln\(vocabulary\)", plan, re.MULTILINE)
 
 
 def test_spellings_of_nanogpt_mean_what_they_meant_there(here: Path, shell: Shell) -> None:

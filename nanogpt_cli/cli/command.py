@@ -3,16 +3,20 @@
 Help is plain text on purpose. Typer's Rich panels cost more than all the rest of a `--help`.
 """
 
+import functools
+import inspect
 import os
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from nanogpt_cli.cli.parsing import Flags, normalise, stray_words
 from nanogpt_cli.errors import UserError, did_you_mean
+from nanogpt_cli.terminal import QUIET
 
 WIDTH = 100  # of help texts, at most
 NAMES = 34  # of the column of flags, at most
@@ -31,6 +35,17 @@ class Command(TyperCommand):
             raise UserError(stray_words(Flags.of(ctx), ctx.args, before))
         return rest
 
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """The docstring, its last part as it stands: lines to type."""
+        text, _, lines = (self.help or "").partition("Examples:\n")
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(text.strip())
+        if lines:
+            with formatter.section(_bold("Examples")):
+                for line in lines.splitlines():
+                    formatter.write(f"  {line.strip()}\n")
+
     def format_usage(self, ctx: Any, formatter: Any) -> None:
         """The usage line under a heading that stands out."""
         pieces = " ".join(self.collect_usage_pieces(ctx))
@@ -44,7 +59,8 @@ class Command(TyperCommand):
             if record is not None:
                 usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
                 panel = getattr(parameter, "rich_help_panel", None) or usual
-                panels.setdefault(panel, []).append((_cyan(record[0].removesuffix(" <str>")), record[1]))
+                name = record[0].partition(" <")[0] if usual == "Arguments" else record[0].removesuffix(" <str>")
+                panels.setdefault(panel, []).append((_cyan(name), record[1]))
         for panel in sorted(panels, key=lambda name: name not in ("Arguments", "Options")):
             with formatter.section(_bold(panel)):
                 formatter.write_dl(panels[panel], col_max=NAMES)
@@ -73,7 +89,7 @@ class Group(TyperGroup):
             return None
         one = typer.Typer(add_completion=False, rich_markup_mode=None)
         context = {"max_content_width": WIDTH, "allow_extra_args": True}  # Click's own answer to more words is terse
-        one.command(cmd_name, cls=Command, context_settings=context)(command_function(cmd_name))
+        one.command(cmd_name, cls=Command, context_settings=context)(with_quiet(command_function(cmd_name)))
         return typer.main.get_command(one)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -101,6 +117,29 @@ class Group(TyperGroup):
 
 def command_function(name: str) -> Any:
     return getattr(import_module(f"nanogpt_cli.cli.{name}"), name)
+
+
+def with_quiet(function: Callable[..., None]) -> Callable[..., None]:
+    """The command with -q, which all have."""
+
+    @functools.wraps(function)
+    def command(*, quiet: bool, **given: Any) -> None:
+        if quiet:
+            os.environ[QUIET] = "1"
+        try:
+            function(**given)
+        finally:
+            os.environ.pop(QUIET, None)
+
+    option = typer.Option("--quiet", "-q", help="Say nothing but warnings, errors and the result.")
+    known = inspect.signature(function, eval_str=True).parameters.values()
+    quiet = inspect.Parameter(
+        "quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]
+    )
+    parameters = [*(one.replace(kind=one.KEYWORD_ONLY) for one in known), quiet]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return command
 
 
 def summary(name: str) -> str:

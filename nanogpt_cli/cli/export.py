@@ -1,12 +1,13 @@
 """`nanogpt export`: a model as a folder for other programs."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from nanogpt_cli.cli import show
-from nanogpt_cli.cli.options import Checkpoint, Model, flag, load, unwritable_named
+from nanogpt_cli.cli.options import Checkpoint, Json, Model, flag, load, unwritable_named
 from nanogpt_cli.cli.progress import ProgressBar
 from nanogpt_cli.errors import UserError
 
@@ -23,10 +24,15 @@ def export(
         Literal["f32", "f16", "q8_0"] | None,
         flag("f32|f16|q8_0", "Number format of a GGUF file's matrices [default: f16].", show_default=False),
     ] = None,
+    json: Json = False,
 ) -> None:
     """Write a Hugging Face folder, GPT-2, Llama or Qwen3, or a GGUF file, verified before success is told.
 
     An architecture that is none of them gets a safetensors folder with our own description.
+
+    Examples:
+      nanogpt export demo demo-hf
+      nanogpt export demo demo.gguf --type q8_0
     """
     import torch
 
@@ -45,5 +51,9 @@ def export(
         show.say(note)
     show.say("read back and compared: every number is the same")
     stored = (type or "f16") if gguf else (dtype or "float32")
+    if json:
+        told = {key: value for key, value in asdict(done).items() if key != "path"}
+        show.document({"path": str(done.path), "model": loaded.source, "step": loaded.step, "dtype": stored, **told})
+        return
     size = f"{done.tensors} tensors, {done.parameters:,} parameters, {done.bytes / 1e6:,.1f} MB"
     show.stream(f"{done.path}: {size}, {stored}\n")

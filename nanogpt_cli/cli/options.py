@@ -160,7 +160,13 @@ def move_to_device(loaded: "LoadedModel", device: str, dtype: str) -> "Compute":
         torch.set_float32_matmul_precision("highest")  # TF32 would not be what was asked for
     loaded.model.to(compute.device)
     show.say(f"device: {compute.describe()}, {compute.dtype_name}")
+    warn_of_slow_numbers(compute)
     return compute
+
+
+def warn_of_slow_numbers(compute: "Compute") -> None:
+    if compute.device.type == "cpu" and compute.dtype_name == "float16":
+        show.warn("float16 on a CPU is many times slower than float32 or bfloat16: --dtype auto chooses between these")
 
 
 @contextlib.contextmanager

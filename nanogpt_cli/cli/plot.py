@@ -29,7 +29,12 @@ def plot(
     """Draw losses, learning rate and tokens/s of one or more runs.
 
     Thin lines are training losses, thick ones with marks validation losses; where tokenizers differ, in bits per byte.
-    The name of the picture is printed. JSON: an object with file and runs (paths).
+
+
+    Examples:
+      nanogpt plot demo
+      nanogpt plot demo demo-2 --over tokens --out curves.svg
+      nanogpt plot demo --out -
     """
     from nanogpt_cli.view.plot import draw
     from nanogpt_cli.weights.resolve import find_run

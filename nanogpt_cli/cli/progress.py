@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING, Self
 
 from nanogpt_cli.cli import show
-from nanogpt_cli.terminal import escaped
+from nanogpt_cli.terminal import escaped, quiet
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -52,7 +52,7 @@ class ProgressBar:
 def _bar() -> "Progress | None":
     from nanogpt_cli.view.live import usable_terminal
 
-    if not usable_terminal(sys.stderr) or not show.main_process():
+    if quiet() or not usable_terminal(sys.stderr) or not show.main_process():
         return None
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn

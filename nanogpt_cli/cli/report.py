@@ -1,10 +1,12 @@
 """From a plan to a trained model: what train and resume have in common, up to the words of farewell."""
 
 import math
+from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nanogpt_cli.cli import show
+from nanogpt_cli.cli.options import warn_of_slow_numbers
 from nanogpt_cli.cli.progress import ProgressBar
 from nanogpt_cli.config.setting import ON_OFF
 from nanogpt_cli.errors import UserError, typed
@@ -23,21 +25,36 @@ USUAL_MFU = 0.25  # of a run on a machine that has not seen one
 SAMPLE_TOKENS = 300
 
 
-def train_and_report(request: "Request", machines: "Nodes", *, dry_run: bool) -> None:
-    """Show the plan, train, report to stderr, and write the sample to stdout; see `Command` for the arguments."""
+def train_and_report(request: "Request", machines: "Nodes", *, dry_run: bool, as_json: bool) -> None:
+    """Show the plan, train, report to stderr, and write the sample to stdout, or with `as_json` one document.
+
+    The plan of a dry run is its result. See `Command` for the other arguments.
+    """
     from nanogpt_cli.training.run import Command
 
     def show_plan(plan: "Plan") -> None:
         if not dry_run and not plan.makes_run and plan.finished:
             return
-        show.rows(plan_rows(plan), stderr=True)
+        rows = plan_rows(plan)
+        if dry_run and as_json:
+            told = [{"what": what, "value": value, "why": why} for what, value, why in rows]
+            tables = plan.config_toml()
+            show.document({"run": str(plan.run_path), "plan": told, "warnings": plan.warnings, "settings": tables})
+        else:
+            show.rows(rows, stderr=not dry_run)
         show.notes(plan.notes)
+        warn_of_slow_numbers(plan.compute)
         for warning in plan.warnings:
             show.warn(warning)
 
     ended = Command(request, machines, dry_run, ProgressBar(), show_plan, show.say).run()
     if ended is not None:
-        _close(*ended)
+        plan, outcome = ended
+        found = _close(plan, outcome, (lambda _: None) if as_json else show.stream)
+        if as_json:
+            told = {"run": str(outcome.run.path), "step": outcome.step, "max_iters": plan.config.train.max_iters}
+            told |= {"ended_by": outcome.ended_by or None, "best_val_loss": outcome.best_loss}
+            show.document(told | {"evaluation": None, "sample": None} | found)
 
 
 def plan_rows(plan: "Plan") -> list[Row]:
@@ -118,7 +135,8 @@ def _process_rows(plan: "Plan") -> list[Row]:
     return [("processes", f"{ranks} {where}", f"{how}; {plan.backend}")]
 
 
-def _close(plan: "Plan", outcome: "Outcome") -> None:
+def _close(plan: "Plan", outcome: "Outcome", on_text: Callable[[str], None]) -> dict[str, Any]:
+    """Say how it ended, and what to type next; returns the last evaluation and sample, where there are any."""
     path = outcome.run.path
     name = typed(path)
     last, patience = plan.config.train.max_iters, plan.config.train.patience
@@ -130,20 +148,21 @@ def _close(plan: "Plan", outcome: "Outcome") -> None:
         more = f"nanogpt resume {name} --max-iters {'N' if outcome.already_finished else 2 * outcome.step}"
     if outcome.already_finished:
         show.say(f"{end}. To extend it: {more}")
-        return
+        return {}
     if outcome.ended_by not in ("", "--patience"):
         show.say(f"stopped by {outcome.ended_by} after step {outcome.step:,}, which is saved.")
         show.say(f"To go on: nanogpt resume {name}")
-        return
+        return {}
     show.say(end)
+    found: dict[str, Any] = {}
     if outcome.run.best.exists():
         from nanogpt_cli.weights.load import load_model
 
         loaded = load_model(str(path), device=plan.compute.device)
         if plan.config.log.final_eval:
-            _evaluate(plan, loaded)
+            found["evaluation"] = _evaluate(plan, loaded)
         if loaded.tokenizer is not None and plan.config.log.sample:
-            _sample(plan, loaded)
+            found["sample"] = _sample(plan, loaded, on_text)
     if find_spec("matplotlib") is not None:
         from nanogpt_cli.view.plot import draw
 
@@ -155,9 +174,10 @@ def _close(plan: "Plan", outcome: "Outcome") -> None:
         more += f" --lr-decay-iters {2 * outcome.step}"
     show.say("\nwhat to type next:")
     show.say(f'nanogpt sample {name} --prompt "..."\nnanogpt eval {name}\nnanogpt plot {name}\n{more}')
+    return found
 
 
-def _evaluate(plan: "Plan", loaded: "LoadedModel") -> None:
+def _evaluate(plan: "Plan", loaded: "LoadedModel") -> dict[str, Any] | None:
     """Loss over the whole validation split, unless that would take long."""
     from nanogpt_cli.inference.evaluate import evaluate
     from nanogpt_cli.model.sizes import flops_per_token
@@ -166,7 +186,7 @@ def _evaluate(plan: "Plan", loaded: "LoadedModel") -> None:
     seconds /= EVALUATION_SHARE * plan.peak[0] if plan.peak else 1.0
     if seconds > EVALUATION_SECONDS:
         show.say(f"the best weights are those of step {loaded.step:,}; nanogpt eval reads the whole validation split")
-        return
+        return None
     with ProgressBar() as progress:
         found = evaluate(loaded, plan.data_set, "val", compute=plan.compute, progress=progress)
     show.say(
@@ -174,13 +194,16 @@ def _evaluate(plan: "Plan", loaded: "LoadedModel") -> None:
         f"loss {found['loss']:.4f}, perplexity {found['perplexity']:.2f}, "
         f"bits per byte {show.number(found['bits_per_byte'], '.4f')}"
     )
+    return found
 
 
-def _sample(plan: "Plan", loaded: "LoadedModel") -> None:
+def _sample(plan: "Plan", loaded: "LoadedModel", on_text: Callable[[str], None]) -> str:
     from nanogpt_cli.inference.sample import start_of_text, write_samples
     from nanogpt_cli.model.generate import Sampling
 
     prompt, _ = start_of_text(loaded.tokenizer)
     show.say("a sample of it:\n")
-    write_samples(loaded, prompt, 1, Sampling(SAMPLE_TOKENS, seed=plan.config.train.seed), on_text=show.stream)
-    show.stream("\n")
+    sampling = Sampling(SAMPLE_TOKENS, seed=plan.config.train.seed)
+    (sample,) = write_samples(loaded, prompt, 1, sampling, on_text=on_text)
+    on_text("\n")
+    return sample.text

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nanogpt_cli.errors import UserError
-from nanogpt_cli.terminal import COMMANDS, escaped, for_stream, give_up
+from nanogpt_cli.terminal import COMMANDS, escaped, for_stream, give_up, quiet
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -26,7 +26,7 @@ def main_process() -> bool:
 
 def say(text: str = "") -> None:
     """A line of status, to stderr."""
-    if main_process():
+    if main_process() and not quiet():
         try:
             print(escaped(text), file=sys.stderr, flush=True)
         except OSError:  # a closed pipe, or a full disk
@@ -86,6 +86,8 @@ def groups(titled: Iterable[tuple[str, Iterable[Sequence[str]]]], *, stderr: boo
 
 def rows(lines: Iterable[Sequence[str]], *, stderr: bool) -> None:
     """Rows of (label, value, reason): a plan, or a part of a report."""
+    if stderr and quiet():
+        return
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2), pad_edge=False)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nanogpt_cli.cli.options import DryRun, complete_presets, flag, machines, with_settings
+from nanogpt_cli.cli.options import DryRun, Json, complete_presets, flag, machines, with_settings
 
 
 @with_settings()
@@ -20,11 +20,17 @@ def train(
     or_resume: Annotated[
         bool, typer.Option("--or-resume", help="Continue if DIR holds this run already: for jobs that are requeued.")
     ] = False,
+    json: Json = False,
     **flags: Any,
 ) -> None:
     """Train a model: a new run, from scratch or from given weights.
 
     Settings come from defaults, then --preset, then --config, then flags, whatever their order on the line.
+
+    Examples:
+      nanogpt train --preset shakespeare_char_cpu
+      nanogpt train --dataset my.txt --max-iters 5000 --run runs/demo
+      nanogpt train --preset gpt2 --dataset mine --dry-run
     """
     from nanogpt_cli.cli.report import train_and_report
     from nanogpt_cli.config.layers import combine, config_layer, flag_layer
@@ -39,4 +45,4 @@ def train(
     combine(*layers)  # what is wrong with them is answered before torch is imported
     from nanogpt_cli.training.request import TrainRequest
 
-    train_and_report(TrainRequest(layers, run, or_resume), where, dry_run=dry_run)
+    train_and_report(TrainRequest(layers, run, or_resume), where, dry_run=dry_run, as_json=json)

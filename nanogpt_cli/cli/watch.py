@@ -21,7 +21,10 @@ def watch(
     """Show runs as a live page in the browser: losses, rate, speed, samples, settings that differ.
 
     The page is served to this machine alone until Ctrl-C, and works without a network. Its address is printed.
-    JSON: an object with runs (paths) and url or, with --save, file.
+
+    Examples:
+      nanogpt watch
+      nanogpt watch demo --save demo.html
     """
     from nanogpt_cli.files import atomic_write
     from nanogpt_cli.runs.directory import RunDirectory, list_runs

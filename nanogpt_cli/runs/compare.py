@@ -29,12 +29,13 @@ def compare(runs: Sequence[RunDirectory]) -> list[dict[str, Any]]:
         }
         named["tokenizer"] = facts.tokenizer or ABSENT
         seed = named.pop("seed")
+        whole = int(seed) if seed.isdecimal() else None
         timed = [line for line in parse_lines(last_lines(run.metrics)) if line.get("time_s") and "tokens" in line]
         tokens, seconds = (timed[-1]["tokens"], timed[-1]["time_s"]) if timed else (None, None)
         found = {
             "run": run.name,
             "path": str(run.path),
-            "seed": seed,
+            "seed": whole,
             "state": state.state,
             "step": state.step,
             "best_val_loss": state.best_val_loss,

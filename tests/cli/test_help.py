@@ -1,6 +1,8 @@
 """Help answers at once, in sections, with one spelling of every flag; and every flag reaches the settings."""
 
+import inspect
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from nanogpt_cli import __version__
+from nanogpt_cli.cli import command as commands
 from nanogpt_cli.cli import main
 from nanogpt_cli.cli.main import COMMANDS
 from nanogpt_cli.config.schema import SECTIONS, settings
@@ -31,6 +34,33 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     assert len(text.splitlines()[2].strip()) > 10
     assert not re.search(r"--\w+_\w+", text)  # one spelling
     assert text.count("--help") == 1
+    assert "  -q, --quiet " in text
+    assert "  --json " in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_examples_of_every_command_are_lines_that_it_takes(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[dict[str, Any]] = []
+
+    def take(name: str) -> Any:
+        function = inspect.signature(real(name), eval_str=True)
+
+        def instead(**given: Any) -> None:
+            taken.append(given)
+
+        instead.__signature__ = function  # type: ignore[attr-defined]
+        instead.__annotations__ = {one.name: one.annotation for one in function.parameters.values()}
+        return instead
+
+    lines = re.findall(rf"^  (nanogpt {command}\b.*)$", help_of(capsys, command), re.MULTILINE)
+    assert len(lines) > 1
+    real = commands.command_function
+    monkeypatch.setattr(commands, "command_function", take)
+    for line in lines:
+        assert main.run(shlex.split(line)[1:]) == 0, line
+    assert len(taken) == len(lines)
 
 
 def test_the_program_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +74,7 @@ def test_train_lists_every_setting_by_section_with_default_and_unit(capsys: pyte
     places = [text.index(f"\n[{section}] ") for section in SECTIONS]
     assert places == sorted(places)
     for known in settings().values():
-        assert len(re.findall(rf"{known.flag}(?=[ \n])", text)) == 1
+        assert len(re.findall(rf"^  {known.flag}(?=[ \n])", text, re.MULTILINE)) == 1
     flat = " ".join(text.split())
     assert "--block-size INT Context length [default: 64 tokens]" in flat
     assert "--min-lr FLOAT Learning rate at the end of the decay [default: learning_rate / 10]" in flat
@@ -85,6 +115,7 @@ def test_help_imports_nothing_heavy() -> None:
     """All help texts in one process: what one of them imports would show."""
     code = f"""
 import sys, contextlib, io
+from nanogpt_cli.cli import command as commands
 from nanogpt_cli.cli import main
 for command in [[], *([name] for name in main.COMMANDS)]:
     with contextlib.redirect_stdout(io.StringIO()):

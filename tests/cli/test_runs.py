@@ -126,7 +126,7 @@ def alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_runs_that_differ_only_in_their_seed_are_one_row(alike: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert nanogpt(["runs", "r1", "r2", "runs/r3", "r4", "runs/r1", "--json"]) == 0
     three, one = json.loads(capsys.readouterr().out)
-    assert (three["runs"], three["seeds"]) == (["r1", "r2", "r3"], ["1", "2", "3"])
+    assert (three["runs"], three["seeds"]) == (["r1", "r2", "r3"], [1, 2, 3])
     assert (three["settings"], one["settings"]) == ({"learning_rate": "0.001"}, {"learning_rate": "0.003"})
     losses = [1.6 + (start - 1.5) / 40 for start in (4.0, 4.4, 4.8)]
     assert three["best_val_loss"] == pytest.approx(statistics.mean(losses))

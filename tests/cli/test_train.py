@@ -1,5 +1,6 @@
 """train and resume as a user types them: names of runs, layers, --or-resume, own text, and what they print where."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -77,10 +78,15 @@ def test_a_fine_tune_is_continued_by_its_own_line(
 
 def test_dry_run_shows_the_plan_and_makes_nothing(shell: Shell, tiny: Callable[..., list[str]], tmp_path: Path) -> None:
     before = files(tmp_path)
-    code, out, err = shell("train", "--dry-run", *tiny())
-    assert (code, out) == (0, "")
-    assert "runs/tiny" in err
-    assert "4 rows x 1 micro-steps x 1 ranks x 16 tokens" in err
+    code, out, _ = shell("train", "--dry-run", *tiny())
+    assert code == 0
+    assert "runs/tiny" in out
+    assert "4 rows x 1 micro-steps x 1 ranks x 16 tokens" in out
+    told = json.loads(shell("train", "--dry-run", "--json", *tiny())[1])
+    assert (told["run"], told["settings"]["train"]["max_iters"]) == ("runs/tiny", 8)
+    assert {"what": "tokens a step", "value": "64", "why": "4 rows x 1 micro-steps x 1 ranks x 16 tokens"} in told[
+        "plan"
+    ]
     assert files(tmp_path) == before
     assert not Path("runs").exists()
 
@@ -122,9 +128,9 @@ NAMES = [
 @pytest.mark.parametrize(("line", "path"), NAMES, ids=lambda x: " ".join(x) if isinstance(x, list) else "")
 def test_names_of_runs(shell: Shell, tiny_data: Path, line: list[str], path: str) -> None:
     Path("mine.toml").write_text("[train]\nseed = 3\n", encoding="utf-8")
-    code, _, err = shell("train", "--dry-run", "--peak-tflops=1", *line)
+    code, out, _ = shell("train", "--dry-run", "--peak-tflops=1", *line)
     assert code == 0
-    assert f"{path} " in err
+    assert f"{path} " in out
 
 
 def test_a_second_run_takes_a_free_name_and_a_taken_one_is_refused(
@@ -132,7 +138,7 @@ def test_a_second_run_takes_a_free_name_and_a_taken_one_is_refused(
 ) -> None:
     Path("runs/tiny").mkdir(parents=True)
     Path("runs/tiny/config.toml").write_text("", encoding="utf-8")
-    assert "runs/tiny-2 " in shell("train", "--dry-run", *tiny())[2]
+    assert "runs/tiny-2 " in shell("train", "--dry-run", *tiny())[1]
     code, out, err = shell("train", "--run", "runs/tiny", *tiny())
     assert (code, out) == (2, "")
     assert "nanogpt resume runs/tiny" in err
@@ -143,7 +149,7 @@ def test_a_second_run_takes_a_free_name_and_a_taken_one_is_refused(
 def test_layers_do_not_depend_on_their_order(shell: Shell, tiny_data: Path) -> None:
     Path("mine.toml").write_text("[train]\nbatch_size = 7\nseed = 3\n", encoding="utf-8")
     words = ["--batch-size=5", "--config=mine.toml", "--preset=nanogpt_cpu", "--dataset=tiny", "--peak-tflops=1"]
-    plans = {shell("train", "--dry-run", *order)[2] for order in (words, words[::-1])}
+    plans = {shell("train", "--dry-run", *order)[1] for order in (words, words[::-1])}
     assert len(plans) == 1
     assert "5 rows x 1" in plans.pop()
 
@@ -224,9 +230,9 @@ def test_a_fork_leaves_the_run_as_it_is(shell: Shell, tiny: Callable[..., list[s
 
 def test_own_text_is_prepared_first(shell: Shell, tiny: Callable[..., list[str]]) -> None:
     Path("verse.txt").write_text("so much depends upon a red wheel barrow\n" * 50, encoding="utf-8")
-    code, _, err = shell("train", "--dry-run", *tiny(dataset="verse.txt"))
+    code, out, _ = shell("train", "--dry-run", *tiny(dataset="verse.txt"))
     assert code == 0
-    assert "runs/verse " in err
+    assert "runs/verse " in out
     assert Path("data/verse/meta.toml").exists()
 
 
@@ -256,3 +262,19 @@ def test_without_matplotlib_there_is_no_picture_but_plot_draws_in_the_terminal(
 def test_a_constant_rate_needs_no_longer_decay(shell: Shell, tiny: Callable[..., list[str]]) -> None:
     err = shell("train", *tiny(max_iters=2, schedule="constant"))[2]
     assert "nanogpt resume runs/tiny --max-iters 4\n" in err
+
+
+def test_the_end_of_a_run_as_a_document(shell: Shell, tiny: Callable[..., list[str]]) -> None:
+    code, out, err = shell("train", "--json", "-q", *tiny())
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert (told["run"], told["step"], told["max_iters"], told["ended_by"]) == ("runs/tiny", 8, 8, None)
+    assert told["evaluation"]["tokens"] == 509
+    assert len(told["sample"]) > 100
+    assert "step 8/8" in Path("runs/tiny/logs/train.log").read_text(encoding="utf-8")
+    again = json.loads(shell("resume", "tiny", "--json")[1])
+    assert (again["step"], again["evaluation"], again["sample"]) == (8, None, None)
+
+
+def test_slow_numbers_are_warned_of(shell: Shell, tiny: Callable[..., list[str]]) -> None:
+    assert "float16 on a CPU is many times slower" in shell("train", "--dry-run", "--dtype=float16", *tiny())[2]
