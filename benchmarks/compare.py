@@ -105,11 +105,12 @@ def steps(clone: Path, rounds: int) -> list[Row]:
     rows = []
     for preset, changes, vocabulary in STEPS:
         config = combine(preset_layer(preset), Layer("benchmark", {"train": changes})).config
-        architecture = ModelSettings(**{**vars(config.model), "vocab_size": vocabulary})
+        config = config.replace("model", vocab_size=vocabulary)
+        architecture = config.model
         compute = choose_compute(config.system, architecture)
         torch.use_deterministic_algorithms(True)  # as our CPU runs always are
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        bench = Bench(config, architecture, compute, config.train.batch_size)
+        bench = Bench(config, compute, config.train.batch_size)
 
         def ours(bench: Bench = bench) -> None:
             bench.micro_steps()
