@@ -111,7 +111,13 @@ class _Ranks:
                 return None
             if any(failure.exitcode == -_KILL for failure in self.failures.values()):
                 _leave_panel()
-            return _stopped(signals, self.failures) or self._cause()
+            if signals.signum is None:
+                return self._cause()
+            told = [f.error_file_data for f in self.failures.values()]
+            name = signal.Signals(signals.signum).name
+            kept = f"Stopped by {name}. What was saved before is whole: nanogpt resume goes on."
+            message = next((str(data["message"]) for data in told if data.get("exit_code", 0) > 128), kept)
+            return StoppedError(message, signals.signum)
 
     def _run_agent(self) -> None:
         run_id = uuid.uuid4().hex
@@ -179,17 +185,6 @@ class _Ranks:
 
 
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows knows no other end
-
-
-def _stopped(signals: StopSignals, failures: dict[int, ProcessFailure]) -> StoppedError | None:
-    """The end that a signal to us brought about."""
-    if signals.signum is None:
-        return None
-    for failure in failures.values():
-        if failure.error_file_data.get("exit_code", 0) > 128:
-            return StoppedError(str(failure.error_file_data["message"]), signals.signum)
-    name = signal.Signals(signals.signum).name
-    return StoppedError(f"Stopped by {name}. What was saved before is whole: nanogpt resume goes on.", signals.signum)
 
 
 def _leave_panel() -> None:

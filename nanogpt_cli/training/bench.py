@@ -4,7 +4,6 @@ What is timed is the step that training takes: forward and backward of each micr
 waited for around blocks of micro-steps, not inside them; only the stages are timed with a wait after each.
 """
 
-import bisect
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from nanogpt_cli.machine.device import Compute, memory_gib, synchronize
 from nanogpt_cli.machine.distributed import ALONE
 from nanogpt_cli.machine.memory import free_memory
 from nanogpt_cli.model.sizes import flops_per_token
-from nanogpt_cli.training.plan import memory_needed
+from nanogpt_cli.training.plan import rows_that_fit
 from nanogpt_cli.training.state import build_state
 from nanogpt_cli.training.step import TrainStep
 
@@ -33,7 +32,6 @@ SECONDS = 8.0  # of measuring, about
 BLOCKS = 5  # medians are taken over at least so many timings, where one is short enough
 MEMORY_SHARE = 0.6  # of free memory that a batch may be expected to take where trying would be dangerous
 LONGEST = 15.0  # seconds of a micro-step after which a sweep goes no further
-MOST_ROWS = 1 << 20  # of a micro-batch; no machine holds as many
 PROFILED_STEPS = 3
 
 
@@ -186,12 +184,7 @@ def largest_batch(config: Config, compute: Compute) -> int:
     free = free_memory()
     if free is None:
         return config.train.batch_size
-    # searched, since not every part grows with the rows
-
-    def taken(rows: int) -> int:
-        return sum(memory_needed(config, compute, Split(rows, 1, 1)).values())
-
-    return max(1, bisect.bisect_right(range(1, MOST_ROWS), MEMORY_SHARE * free, key=taken))
+    return max(1, rows_that_fit(config, compute, MEMORY_SHARE * free))
 
 
 def profile(config: Config, compute: Compute, *, batch_size: int, folder: Path) -> Path:

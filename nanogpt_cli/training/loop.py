@@ -87,7 +87,7 @@ class Training:
         factor = self.schedule.factor(progress.step)
         self.state.optimizer.set_rates(factor)
         stop = self.processes.distributed and self.signals.signum is not None
-        wishes = stop, self.saver.minutes_are_up(), self.processes.main and self.saver.deadline.is_over()
+        wishes = stop, self.saver.minutes_are_up(), self.saver.time_is_up()
         outcome = self.train_step(self.batches, between=self._check_signal, wishes=wishes)
         progress.step += 1
         progress.rows += self.split.rows
@@ -114,7 +114,7 @@ class Training:
             progress.skipped += bool(skipped)
             self.saver.wished |= save > 0
             if time_is_up:
-                self.ended_by = self.saver.deadline.what
+                self.ended_by = self.saver.ended_by
             self._report(update, loss, norm)
             if stop and not self.stopping:
                 raise StopRequested(self.signals.signum or signal.SIGTERM)  # perhaps another rank's

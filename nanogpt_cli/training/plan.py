@@ -1,5 +1,6 @@
 """What a run is going to do, worked out before anything is made: for the user to read and for `start` to begin."""
 
+import bisect
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +29,9 @@ from nanogpt_cli.training.state import is_sharded, out_of_patience
 ALONE = RankEnv()
 Peak = tuple[float, str]  # FLOP/s of one device, and how it is known
 
-# below this many FLOPs a compiled model does not earn back the time it takes to compile (about a minute on a GPU)
 MANY_EPOCHS = 1000
+MOST_ROWS = 1 << 20  # of a micro-batch; no machine holds as many
+# below this many FLOPs a compiled model does not earn back the time it takes to compile (about a minute on a GPU)
 LONG_RUN_FLOPS = 1e16
 ROOM = 0.8  # of a GPU's memory that a batch may be expected to take where we choose its size
 HOPELESS = 10  # times the memory that is there: no estimate is that far off, and trying would hang the machine
@@ -143,21 +145,30 @@ def memory_needed(config: Config, compute: Compute, split: Split) -> dict[str, i
     return found
 
 
-def largest_batch(config: Config, compute: Compute, split: Split) -> Config:
+def rows_that_fit(config: Config, compute: Compute, room: float, ranks: int = 1) -> int:
+    """The largest micro-batch that is expected to need at most `room` bytes; 0 if none is."""
+
+    def needed(rows: int) -> int:
+        return sum(memory_needed(config, compute, Split(rows, 2, ranks)).values())
+
+    # searched, since not every part grows with the rows
+    return bisect.bisect_right(range(1, MOST_ROWS), room, key=needed)
+
+
+def fill_gpu(config: Config, compute: Compute, split: Split) -> Config:
     """The same rows a step, and the same evaluation windows, in the largest micro-batches that a GPU is to hold.
 
     Each micro-batch moves all weights and gradients once more. The GPU's total memory decides, not what is free: the
     same command takes the same split again.
     """
-    t, rows, room = config.train, split.micro_batch * split.micro_steps, ROOM * (memory_of(compute.device) or 0)
+    t, rows = config.train, split.micro_batch * split.micro_steps
+    most = rows_that_fit(config, compute, ROOM * (memory_of(compute.device) or 0), split.world_size)
     windows = t.eval_iters * t.batch_size
-    for n in range(rows, 0, -1):
-        smaller = Split(n, rows // n, split.world_size)
-        if rows % n == windows % n == 0 and sum(memory_needed(config, compute, smaller).values()) <= room:
-            accumulation = smaller.micro_steps * smaller.world_size
-            given = {"batch_size": n, "gradient_accumulation_steps": accumulation, "eval_iters": windows // n}
-            return config.replace("train", **given)
-    return config
+    best = next((n for n in range(min(rows, most), 0, -1) if rows % n == windows % n == 0), None)
+    if best is None:
+        return config
+    given = {"batch_size": best, "gradient_accumulation_steps": rows // best * split.world_size}
+    return config.replace("train", **given, eval_iters=windows // best)
 
 
 def plan_run(
@@ -197,7 +208,7 @@ def plan_run(
     check_fits(data_set, config.model.block_size, config.model.vocab_size)
     compute = compute_for(config, env.device_index)
     if compute.device.type == "cuda" and layered.rank("batch_size") < Rank.FILE:
-        before, config = config.train.batch_size, largest_batch(config, compute, split)
+        before, config = config.train.batch_size, fill_gpu(config, compute, split)
         split = split_rows(config, split.world_size)
         if config.train.batch_size != before:
             derived.note("batch_size", config.train.batch_size, "the largest split of the rows that the GPU holds")

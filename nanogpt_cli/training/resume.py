@@ -193,13 +193,16 @@ def _from_nanogpt(content: Any, path: Path) -> Checkpoint:
         )
     model = {k: v for k, v in dataclasses.asdict(theirs.settings).items() if v is not None}
     config = combine(Layer(f"nanoGPT's {path}", {**theirs.tables, "model": model})).config
-    lasting = {
-        "eval_windows": config.train.eval_iters * config.train.batch_size,
-        "tokenizer": None,
-        "data": {},
-        "layout": {"torch": str(torch.__version__)},
-    }
     rows = theirs.step * config.train.batch_size * config.train.gradient_accumulation_steps
     progress = RunProgress(step=theirs.step, rows=rows, evaluated_step=theirs.step)
-    optimizer = {"adamw": theirs.adamw, "muon": {}}
-    return as_checkpoint(config, progress, lasting, model=theirs.tensors, optimizer=optimizer, scaler={})
+    return as_checkpoint(
+        config,
+        progress,
+        model=theirs.tensors,
+        optimizer={"adamw": theirs.adamw, "muon": {}},
+        scaler={},
+        eval_windows=config.train.eval_iters * config.train.batch_size,
+        tokenizer=None,
+        data={},
+        layout={"torch": str(torch.__version__)},
+    )

@@ -21,27 +21,17 @@ from nanogpt_cli.view.plain import View
 SLURM_MARGIN = 30.0  # seconds before the end of the job, beside what saves take: the last step, and closing
 
 
-class Deadline:
-    """When this life of a run has to be over: --max-minutes after its start, or before its SLURM job is ended."""
-
-    def __init__(self, max_minutes: float) -> None:
-        self.at, self.what = time.time() + 60 * max_minutes if max_minutes else math.inf, "--max-minutes"
-        self._longest_save = 0.0
-        if job_ends := os.environ.get("SLURM_JOB_END_TIME"):
-            if not job_ends.isdigit():
-                wrong = UserError(f"SLURM_JOB_END_TIME is {shown(job_ends)}: seconds since 1970 are needed. Unset it.")
-                wrong.shared = True
-                raise wrong
-            if int(job_ends) - SLURM_MARGIN < self.at:
-                self.at, self.what = int(job_ends) - SLURM_MARGIN, "the end of the SLURM job"
-
-    def saving_took(self, seconds: float) -> None:
-        """The next save may take as long, and must fit in."""
-        self._longest_save = max(self._longest_save, seconds)
-
-    def is_over(self) -> bool:
-        """Whether it is time to save and end."""
-        return time.time() + 2 * self._longest_save > self.at
+def deadline(max_minutes: float) -> tuple[float, str]:
+    """When this life of a run has to be over, and what says so: --max-minutes, or its SLURM job that is ended then."""
+    at, what = time.time() + 60 * max_minutes if max_minutes else math.inf, "--max-minutes"
+    if job_ends := os.environ.get("SLURM_JOB_END_TIME"):
+        if not job_ends.isdigit():
+            wrong = UserError(f"SLURM_JOB_END_TIME is {shown(job_ends)}: seconds since 1970 are needed. Unset it.")
+            wrong.shared = True
+            raise wrong
+        if int(job_ends) - SLURM_MARGIN < at:
+            return int(job_ends) - SLURM_MARGIN, "the end of the SLURM job"
+    return at, what
 
 
 @dataclass
@@ -58,7 +48,8 @@ class Saver:
 
     def __post_init__(self) -> None:
         self.tried, self._last = self.saved, time.perf_counter()  # of the last attempt
-        self.deadline = Deadline(self.state.config.train.max_minutes)
+        self.ends_at, self.ended_by = deadline(self.state.config.train.max_minutes)
+        self._longest_save = 0.0
         self._owes_milestone = False  # it could not be linked when it was due
 
     def is_due(self) -> bool:
@@ -74,6 +65,10 @@ class Saver:
         """Whether rank 0 wishes to save by the clock; false on the others."""
         minutes = self.state.config.train.save_minutes
         return self.processes.main and minutes > 0 and time.perf_counter() - self._last > 60 * minutes
+
+    def time_is_up(self) -> bool:
+        """Whether rank 0 finds it time to save and end: the next save may take as long as any, and must fit in."""
+        return self.processes.main and time.time() + 2 * self._longest_save > self.ends_at
 
     def save(self, *, must: bool, best: bool = False) -> bool:
         """Write ckpt.pt, a milestone where one is due, and then best.pt if this step is the `best`.
@@ -96,7 +91,7 @@ class Saver:
             previous = self.run.previous if settings.keep_previous else None
             save_checkpoint(checkpoint, self.run.checkpoint, previous=previous)
             seconds = time.perf_counter() - began
-            self.deadline.saving_took(seconds)
+            self._longest_save = max(self._longest_save, seconds)
             self.view.saved(step, self.run.checkpoint, seconds)
 
         if self._owes_milestone:  # ckpt.pt is still of its step

@@ -49,11 +49,9 @@ class StepClock:
         self._rated = [0.0, 0]  # seconds and steps of it that count for a rate
 
     def start(self) -> None:
-        """A step begins."""
         self._began = self.now()
 
     def stop(self) -> None:
-        """The step ends."""
         seconds = self.now() - self._began
         self.time_s += seconds
         self.steps += 1

@@ -44,7 +44,7 @@ class TrainingState:
         return as_checkpoint(
             self.config,
             self.progress,
-            self.lasting,
+            **self.lasting,
             model=full_state_dict(self.model),
             optimizer=self.optimizer.state_by_name(),
             scaler=self.scaler.state_dict(),
@@ -68,27 +68,16 @@ class TrainingState:
         self.progress = RunProgress(**checkpoint["progress"])
 
 
-def as_checkpoint(
-    config: Config,
-    progress: RunProgress,
-    lasting: dict[str, Any],
-    *,
-    model: dict[str, Any],
-    optimizer: dict[str, Any],
-    scaler: dict[str, Any],
-) -> Checkpoint:
-    """A complete training state, as it is saved."""
+def as_checkpoint(config: Config, progress: RunProgress, **parts: Any) -> Checkpoint:
+    """A complete training state, as it is saved; `parts` are what lasts, model, optimizer and scaler."""
     return {
         "format": FORMAT,
-        "model": model,
-        "optimizer": optimizer,
-        "scaler": scaler,
         "step": progress.step,
         "rows": progress.rows,
         "tokens": progress.rows * config.model.block_size,
         "progress": dataclasses.asdict(progress),
         "config": config.to_toml(),
-        **lasting,
+        **parts,
     }
 
 
