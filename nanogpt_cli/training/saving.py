@@ -99,7 +99,7 @@ class Saver:
         again = "the next save tries again" + ", without this milestone" * self._is_milestone(step)
         if not self._written(f"Step {step}", write, must, again):
             return False
-        self.saved = self.tried
+        self.saved, self._owes_milestone = self.tried, False
         if self._is_milestone(step):
             self._keep_milestone(must)
         if not best:

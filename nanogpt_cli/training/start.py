@@ -11,6 +11,7 @@ from nanogpt_cli.data.tokens.batches import Batches
 from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.files import free_bytes, own_folder, remove_leftovers, sync_folder, write_toml
 from nanogpt_cli.machine.compiling import compile_model
+from nanogpt_cli.machine.device import device_name
 from nanogpt_cli.machine.distributed import ALONE, Processes
 from nanogpt_cli.machine.memory import explain_out_of_memory
 from nanogpt_cli.machine.peaks import note_mfu
@@ -292,8 +293,8 @@ def _layout(plan: Plan, processes: Processes, view: View) -> dict[str, Any]:
             torch.set_num_threads(saved["threads"])
         here["threads"] = torch.get_num_threads()
     else:
-        here["deterministic"] = plan.compute.deterministic
-    changed = [f"{key} {saved.get(key)} -> {here[key]}" for key in here if saved.get(key) != here[key]]
+        here |= {"deterministic": plan.compute.deterministic, "name": device_name(plan.compute.device)}
+    changed = [f"{key} {saved[key]} -> {here[key]}" for key in here if key in saved and saved[key] != here[key]]
     if changed and saved.get("ranks"):
         view.warn(f"not bit-identical with the run so far, only equal to rounding: {'; '.join(changed)}")
     return here

@@ -1,5 +1,6 @@
 """Generation: cached is uncached, choices follow the settings exactly, samples depend on their own key alone."""
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -45,6 +46,24 @@ def test_cached_is_uncached_beyond_three_contexts(kind: dict[str, Any], temperat
     assert cached == plain
     assert all(len(text) == sampling.max_new_tokens for text in cached)
     assert model.training, "the model is left as it was"
+
+
+def test_a_graph_is_recorded_on_the_model_s_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams and graphs belong to the current device, which need not be the one that was asked for."""
+    entered: list[torch.device] = []
+
+    @contextlib.contextmanager
+    def current(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", current)
+    decoder = Decoder(random_model(SETTINGS), None)
+    decoder.prefill(torch.tensor([[3, 1, 4]]), 1, 8)
+    decoder.device = torch.device("cuda", 1)
+    monkeypatch.setattr(decoder, "capture", lambda tokens: lambda newest: newest if entered else None)
+    assert decoder.step(torch.tensor([[1]])).item() == 1
+    assert entered == [torch.device("cuda", 1)]
 
 
 def test_greedy_takes_the_most_likely_and_drops_the_oldest_half() -> None:

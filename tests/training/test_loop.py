@@ -244,8 +244,12 @@ def test_milestones_are_kept(runs: Runner) -> None:
     assert load_training_state(outcome.run.milestone(4))["step"] == 4
 
 
-def test_a_milestone_that_could_not_be_linked_is_made_up_for(runs: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, refused = saving.link_or_copy, [True, True]
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_milestone_that_could_not_be_linked_is_made_up_for(
+    runs: Runner, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Once, before the next save: afterwards ckpt.pt is of another step."""
+    original, refused = saving.link_or_copy, [True] * times
 
     def refusing(source: Any, target: Any) -> None:
         if target.name == "ckpt-000002.pt" and refused and refused.pop():
@@ -253,10 +257,10 @@ def test_a_milestone_that_could_not_be_linked_is_made_up_for(runs: Runner, monke
         original(source, target)
 
     monkeypatch.setattr(saving, "link_or_copy", refusing)
-    refused.pop()
     outcome = runs.train("once", max_iters=6, keep_every=2, eval_interval=100)
     assert any("The milestone of step 2 was not saved" in text for text in runs.view.said)
-    assert load_training_state(outcome.run.milestone(2))["step"] == 2
+    kept = {path.name: load_training_state(path)["step"] for path in outcome.run.path.glob("ckpt-0*.pt")}
+    assert kept == {f"ckpt-{step:06d}.pt": step for step in ((2, 4, 6) if times == 1 else (4, 6))}
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, *losses: float) -> None:
