@@ -151,7 +151,7 @@ def rows_that_fit(config: Config, compute: Compute, room: float, ranks: int = 1)
     def needed(rows: int) -> int:
         return sum(memory_needed(config, compute, Split(rows, 2, ranks)).values())
 
-    # searched, since not every part grows with the rows
+    # searched, since not every part grows with the rows; of two micro-steps, between which FSDP has whole gradients
     return bisect.bisect_right(range(1, MOST_ROWS), room, key=needed)
 
 

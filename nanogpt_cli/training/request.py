@@ -83,11 +83,10 @@ def _changes(path: Path, layered: Layered) -> Layer:
     for name in layered.origins:
         section = settings()[name].section
         value, has = (getattr(getattr(config, section), name) for config in (layered.config, started))
-        if name in ("batch_size", "gradient_accumulation_steps", "eval_iters") and same_rows:
-            continue
-        if name == "data_dir" or value == has or (started.train.init_from is not None and yields(layered, name)):
-            continue
-        changes.setdefault(section, {})[name] = value
+        is_ours = same_rows and name in ("batch_size", "gradient_accumulation_steps", "eval_iters")
+        is_theirs = started.train.init_from is not None and yields(layered, name)
+        if name != "data_dir" and value != has and not is_ours and not is_theirs:
+            changes.setdefault(section, {})[name] = value
     others = [name for table in changes.values() for name in table if settings()[name].resume == "fixed"]
     if others:
         raise UserError(
