@@ -139,6 +139,16 @@ def test_prefix_masks_and_a_stored_tied_head_make_no_difference(tmp_path: Path, 
     assert all(torch.equal(read[name], tensors[name]) for name in tensors)
 
 
+@pytest.mark.parametrize("said", [{}, {"tie_word_embeddings": True}])
+def test_a_head_that_differs_from_the_table_is_never_dropped(tmp_path: Path, said: dict[str, bool]) -> None:
+    tensors = random_weights(SETTINGS)
+    head = {"lm_head.weight": torch.randn(11, 8)}
+    settings, read, notes = read_folder(write_folder(tmp_path, {**tensors, **head}, **said))
+    assert not settings.tie_weights
+    assert torch.equal(read["lm_head.weight"], head["lm_head.weight"])
+    assert "lm_head.weight differs: it is read as its own" in notes[0]
+
+
 def test_shards_are_read_through_their_index(tmp_path: Path) -> None:
     tensors = random_weights(SETTINGS)
     write_folder(tmp_path, {})
@@ -284,6 +294,28 @@ def test_an_unreachable_hub_says_what_to_fetch(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(NanogptError, match="no route to host") as error:
         hub.hub_directory(hub.GPT2_MODELS["gpt2-xl"])
     assert "openai-community/gpt2-xl/resolve/15ea56de" in str(error.value)
+
+
+def test_an_unreachable_hub_is_one_quick_message(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants", reason="the extra hf is not installed")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waits {seconds} s to try again"))
+    with pytest.raises(NanogptError, match="could not be fetched"):
+        hub.hub_directory(hub.GPT2_MODELS["gpt2"])
+    assert capsys.readouterr() == ("", "")
+    assert caplog.records == []
+
+
+def test_a_folder_without_weights_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(UserError, match=r"no model\.safetensors\.$"):
+        read_folder(tmp_path)
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

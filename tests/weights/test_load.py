@@ -250,6 +250,10 @@ class TestFolders:
         assert loaded.tokenizer is None
         assert "is not GPT-2's" in loaded.notes[0]
 
+    def test_no_tokenizer_is_said_to_be_none(self) -> None:
+        self.export()
+        assert "there is no tokenizer in hf: no text can be read or written" in load_model("hf").notes
+
     def test_no_tokenizer_and_a_table_of_gpt2s_size(self) -> None:
         self.export(replace(SETTINGS, vocab_size=50257))
         loaded = load_model("hf")
