@@ -100,9 +100,7 @@ def write_samples(
 ) -> list[Sample]:
     """Continue a prompt `num_samples` times, all in one batch; `on_text` hears the first sample as it is written.
 
-    Raises:
-        UserError: so many samples cannot be held.
-        NanogptError: the device returned ids that cannot be.
+    UserError if so many cannot be held.
     """
     _check_room(loaded, num_samples, len(prompt) + sampling.max_new_tokens)
     samples = [Sample(loaded.tokenizer, stops) for _ in range(num_samples)]

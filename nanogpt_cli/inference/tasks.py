@@ -99,12 +99,7 @@ def answer(
 
 
 def read_questions(task: Task, path: Path | None, tokenizer: Tokenizer, limit: int | None = None) -> list[Question]:
-    """The questions of a task, from a jsonl or parquet file or, without one, from the hub.
-
-    Raises:
-        UserError: no such file, or a record that is no question of this task; names the line.
-        NanogptError: the hub's file is neither cached nor to be had.
-    """
+    """The questions of a task, from a jsonl or parquet file or, without one, from the hub; UserError names the line."""
     path = path or hub_file(task.repo, task.file)
     questions: list[Question] = []
     for number, record in enumerate(_records(path, task.columns), 1):

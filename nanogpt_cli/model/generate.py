@@ -23,10 +23,7 @@ class Sampling:
     """How the next token is chosen.
 
     `temperature` 0 takes the most likely one. `top_k` keeps the k most likely, `top_p` the fewest whose probabilities
-    reach p; None keeps all. A sample ends with an id of `stop_ids`.
-
-    Raises:
-        UserError: a number is out of its range.
+    reach p; None keeps all. A sample ends with an id of `stop_ids`. UserError for a number out of its range.
     """
 
     max_new_tokens: int
@@ -66,9 +63,6 @@ def generate(
         token_limit: ids from here on are never drawn: rows of a padded table that no token uses.
         cached: keep keys and values. Without, every step computes all positions: the same tokens in float32, slowly.
         dtype: of the matrix products; None is float32.
-
-    Raises:
-        NanogptError: the logits are not finite.
     """
     decoder = Decoder(model, dtype)
     block_size = decoder.block_size
@@ -115,8 +109,13 @@ def draw(logits: Tensor, sampling: Sampling, step: int) -> list[int]:
     weights = np.exp((scores - best) / sampling.temperature)
     if sampling.top_p is not None and sampling.top_p < 1:
         weights = _nucleus(weights, sampling.top_p)
-    places = _inverse_cdf(weights, _uniforms(sampling.seed, len(weights), step))
-    return [int(i) for i in ids.gather(1, torch.from_numpy(places).to(ids.device).unsqueeze(1)).flatten().tolist()]
+    words = [raw(sampling.seed, Purpose.SAMPLE, stream=i, start=step, count=1)[0] for i in range(len(weights))]
+    uniforms = np.array([int(word) >> 11 for word in words], dtype=np.float64) * 2.0**-53  # in [0, 1)
+    sums = np.cumsum(weights, axis=1)
+    places = (sums <= (uniforms * sums[:, -1])[:, None]).sum(axis=1)
+    last = (sums < sums[:, -1:]).sum(axis=1)  # rounding must not go beyond it
+    chosen = torch.from_numpy(np.minimum(places, last)).to(ids.device)
+    return [int(i) for i in ids.gather(1, chosen.unsqueeze(1)).flatten().tolist()]
 
 
 def _nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.float64]:
@@ -128,19 +127,3 @@ def _nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.f
     kept = np.zeros_like(weights)
     np.put_along_axis(kept, order, np.where(inside, falling, 0.0), axis=1)
     return kept
-
-
-def _inverse_cdf(weights: npt.NDArray[np.float64], uniforms: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """The column of each row in which its share `uniforms` (0 to below 1) of the row's sum falls."""
-    sums = np.cumsum(weights, axis=1)
-    goal = uniforms * sums[:, -1]
-    places = (sums <= goal[:, None]).sum(axis=1)
-    last = (sums < sums[:, -1:]).sum(axis=1)  # rounding must not go beyond it
-    result: npt.NDArray[np.int64] = np.minimum(places, last)
-    return result
-
-
-def _uniforms(seed: int, count: int, step: int) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1) for samples 0 .. count-1."""
-    words = [raw(seed, Purpose.SAMPLE, stream=i, start=step, count=1)[0] for i in range(count)]
-    return np.array([int(word) >> 11 for word in words], dtype=np.float64) * 2.0**-53

@@ -193,10 +193,7 @@ class ModelFolder(NamedTuple):
 def read_folder(folder: Path) -> ModelFolder:
     """Settings and weights of a GPT-2, Llama or Qwen3, or of what `export` wrote for another architecture.
 
-    Every tensor of the files is used, or named in the notes.
-
-    Raises:
-        UserError: another model, or tensors that do not fit; names them.
+    Every tensor of the files is used, or named in the notes; UserError names another model, or what does not fit.
     """
     path = folder / CONFIG
     config = read_json(path)

@@ -106,26 +106,20 @@ def check_reads(loaded: LoadedModel, data_set: DataSet, word: str) -> None:
 
 
 def _from_run(run: RunDirectory, checkpoint: str) -> LoadedModel:
-    path, notes = _choose(run, checkpoint)
+    note, path = "", {"best": run.best, "last": run.checkpoint}.get(checkpoint)
+    if path is None:
+        path = run.named_checkpoint(checkpoint, "best, last, or a file")
+    elif not path.exists():
+        if not run.checkpoint.exists():
+            raise UserError(f"{run.path} has no checkpoint yet. To start or go on: nanogpt resume {typed(run.path)}")
+        note, path = "no evaluation yet, so no best.pt: the last checkpoint", run.checkpoint
     try:
         loaded = _from_file(path)
     except UserError as error:
-        others = [
-            p.name for p in (run.best, run.checkpoint, run.previous) if p != path and p.is_file() and not damage(p)
-        ]
-        usable = " or ".join(f"--checkpoint {name}" for name in others)
-        raise UserError(f"{error}{f' What can still be used: {usable}.' if others else ''}") from None
-    return dataclasses.replace(loaded, notes=(*notes, *loaded.notes))
-
-
-def _choose(run: RunDirectory, checkpoint: str) -> tuple[Path, list[str]]:
-    if checkpoint == "last" or (checkpoint == "best" and not run.best.exists()):
-        if not run.checkpoint.exists():
-            raise UserError(f"{run.path} has no checkpoint yet. To start or go on: nanogpt resume {typed(run.path)}")
-        return run.checkpoint, [] if checkpoint == "last" else ["no evaluation yet, so no best.pt: the last checkpoint"]
-    if checkpoint == "best":
-        return run.best, []
-    return run.named_checkpoint(checkpoint, "best, last, or a file"), []
+        others = [p.name for p in (run.best, run.checkpoint, run.previous) if p != path and p.is_file()]
+        usable = " or ".join(f"--checkpoint {name}" for name in others if not damage(run.path / name))
+        raise UserError(f"{error}{f' What can still be used: {usable}.' if usable else ''}") from None
+    return dataclasses.replace(loaded, notes=(*([note] if note else []), *loaded.notes))
 
 
 def _from_file(path: Path) -> LoadedModel:

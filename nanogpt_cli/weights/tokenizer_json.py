@@ -20,11 +20,7 @@ END = "<|endoftext|>"
 def tokenizer_files(tokenizer: Tokenizer, context: int, progress: Progress = QUIET) -> dict[str, bytes]:
     """Names and contents of the files that turn text into ids, for our reader and for others.
 
-    Args:
-        context: the longest text the model reads, in tokens.
-
-    Raises:
-        NanogptError: the tokenizer's own files are neither cached nor to be had.
+    `context` is the longest text the model reads, in tokens. NanogptError if the tokenizer's files are not to be had.
     """
     import tomli_w
 

@@ -10,7 +10,8 @@ import torch
 
 from nanogpt_cli.cli import main
 from nanogpt_cli.config.schema import ModelSettings
-from nanogpt_cli.data.tokenizers import get_tokenizer
+from nanogpt_cli.data.bpe import train_bpe
+from nanogpt_cli.data.tokenizers import Tokenizer, get_tokenizer
 from nanogpt_cli.inference.sample import write_samples
 from nanogpt_cli.model.generate import Sampling
 from nanogpt_cli.weights.load import load_model
@@ -19,6 +20,7 @@ from tests.models import LLAMA, MODERN, QWEN3, make_run
 gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
 
 GPT2 = ModelSettings(n_layer=2, n_head=2, n_embd=32, block_size=64, vocab_size=50304, bias=False)
+PROMPT = "Hello wörld, 12345 don't"
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "llama": {**LLAMA, "head_dim": 8, "n_inner": 64},
@@ -32,8 +34,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def export(architecture: str, kind: str) -> Any:
-    make_run(Path("runs/a"), replace(GPT2, **FAMILIES[architecture]), get_tokenizer("gpt2"))
+def export(architecture: str, kind: str, tokenizer: Tokenizer | None = None) -> Any:
+    tokenizer = tokenizer or get_tokenizer("gpt2")
+    rows = tokenizer.size + 47  # GPT-2's padding
+    make_run(Path("runs/a"), replace(GPT2, **FAMILIES[architecture], vocab_size=rows), tokenizer)
     assert main.run(["export", "a", "model.gguf", "--type", kind]) == 0
     return gguf.GGUFReader("model.gguf")
 
@@ -79,18 +83,22 @@ def test_what_llama_cpp_lacks_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     assert Path("b.gguf").read_text() == "mine"
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_llama_cpp_writes_the_same_text(architecture: str) -> None:
+def test_llama_cpp_writes_the_same_text(architecture: str, own: bool) -> None:
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (built from source)")
-    export(architecture, "f32")
+    export(
+        architecture, "f32", train_bpe([PROMPT * 9 + "the other day, they said it is the one "], 300) if own else None
+    )
     loaded = load_model("a")
     assert loaded.tokenizer is not None
-    prompt = "Hello wörld, 12345 don't"
-    ids = loaded.tokenizer.encode(prompt).tolist()
+    ids = loaded.tokenizer.encode(PROMPT).tolist()
     theirs = llama_cpp.Llama("model.gguf", n_ctx=64, verbose=False, logits_all=True)
-    assert theirs.tokenize(prompt.encode(), add_bos=False) == ids
+    assert theirs.tokenize(PROMPT.encode(), add_bos=False) == ids
+    for text in ("a  b\n\n \t c\r\n", "I'll, it's 'S WE'RE 3.14", "é道可道🙂", "<|endoftext|>"):
+        assert theirs.tokenize(text.encode(), add_bos=False) == loaded.tokenizer.encode(text).tolist(), text
     theirs.eval(ids)
-    ours = loaded.model(torch.tensor([ids]))[0, :, :50257].detach().numpy()
+    ours = loaded.model(torch.tensor([ids]))[0, :, : loaded.token_limit].detach().numpy()
     assert np.abs(np.array(theirs.scores[: len(ids)]) - ours).max() < 1e-3 * np.abs(ours).max()
     theirs.reset()
     found = [token for token, _ in zip(theirs.generate(ids, top_k=1, temp=0.0), range(30), strict=False)]
