@@ -1,10 +1,8 @@
 """How far a longer piece of work is: the one way for work to tell it, whoever listens."""
 
-from typing import Protocol
 
-
-class Progress(Protocol):
-    """Hears what work does; a bar, a line now and then, or nobody."""
+class Progress:
+    """Hears what work does: nobody, or in a subclass a bar, or a line now and then."""
 
     def say(self, text: str) -> None:
         """One line about what was chosen or found."""
@@ -13,12 +11,4 @@ class Progress(Protocol):
         """`done` of `total` of the work called `what`, and in `text` what there is by now. Called often; may raise."""
 
 
-class Quiet:
-    """Progress that nobody hears."""
-
-    def say(self, text: str) -> None: ...
-
-    def at(self, what: str, done: float, total: float, text: str = "") -> None: ...
-
-
-QUIET = Quiet()
+QUIET = Progress()

@@ -1,9 +1,9 @@
 """Progress that remembers what it was told."""
 
-from nanogpt_cli.progress import Quiet
+from nanogpt_cli.progress import Progress
 
 
-class Heard(Quiet):
+class Heard(Progress):
     """`said`: its lines; `steps`: (what, done, total) of every call of `at`."""
 
     def __init__(self) -> None:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from nanogpt_cli.cli.parsing import Flags, normalise, stray_words
 from nanogpt_cli.errors import UserError, did_you_mean
+from nanogpt_cli.foreign import read_toml
 from nanogpt_cli.terminal import QUIET
 
 WIDTH = 100  # of help texts, at most
@@ -36,15 +38,11 @@ class Command(TyperCommand):
         return rest
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """The docstring, its last part as it stands: lines to type."""
-        text, _, lines = (self.help or "").partition("Examples:\n")
-        formatter.write_paragraph()
-        with formatter.indentation():
-            formatter.write_text(text.strip())
-        if lines:
+        """The docstring, and lines to type."""
+        super().format_help_text(ctx, formatter)
+        if lines := read_toml(Path(__file__).with_name("examples.toml")).get(ctx.info_name):
             with formatter.section(_bold("Examples")):
-                for line in lines.splitlines():
-                    formatter.write(f"  {line.strip()}\n")
+                formatter.write("".join(f"  {line}\n" for line in lines))
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
         """The usage line under a heading that stands out."""

@@ -48,11 +48,6 @@ def eval(
     """Evaluate a model: loss, perplexity and bits per byte of a whole split.
 
     Every token but the first is predicted once. Read-only: a run may be training meanwhile.
-
-    Examples:
-      nanogpt eval demo
-      nanogpt eval gpt2 --data mine
-      nanogpt eval gpt2 --task hellaswag --limit 100
     """
     if task is None and (task_file is not None or limit is not None):
         raise UserError("--task-file and --limit belong to --task hellaswag or --task lambada.")

@@ -29,10 +29,6 @@ def export(
     """Write a Hugging Face folder, GPT-2, Llama or Qwen3, or a GGUF file, verified before success is told.
 
     An architecture that is none of them gets a safetensors folder with our own description.
-
-    Examples:
-      nanogpt export demo demo-hf
-      nanogpt export demo demo.gguf --type q8_0
     """
     import torch
 

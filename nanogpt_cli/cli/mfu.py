@@ -45,14 +45,6 @@ def mfu(
 
     A name is a preset first, then a run in runs/. FLOPs are counted by PaLM's formula, 6N + 12LHQT a token. Nothing is
     read but the data set, if it is there, and nothing is written.
-
-    JSON: an object with subject, device, dtype, compile, peak_tflops, peak_source, measured (a list, one object a batch
-    size: batch_size, step_ms, tokens_per_s, flops_per_s, mfu, memory_gib, stages_ms...) and sizing; what is unknown is
-    null.
-
-    Examples:
-      nanogpt mfu gpt2 --batch-size 8
-      nanogpt mfu demo --sweep --json
     """
     title, given = _find(what, flag_layer(flags))
     config, data_set = _with_vocabulary(given)

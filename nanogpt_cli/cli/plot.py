@@ -30,11 +30,6 @@ def plot(
 
     Thin lines are training losses, thick ones with marks validation losses; where tokenizers differ, in bits per byte.
 
-
-    Examples:
-      nanogpt plot demo
-      nanogpt plot demo demo-2 --over tokens --out curves.svg
-      nanogpt plot demo --out -
     """
     from nanogpt_cli.view.plot import draw
     from nanogpt_cli.weights.resolve import find_run

@@ -66,11 +66,6 @@ def prepare(
     names; write ./shakespeare for a file. Files are txt, jsonl, json, csv, tsv and parquet, also with .gz or .zst; line
     ends become LF. --tokenizer bpe:4096 learns a tokenizer of 4,096 ids from the text; --tokenizer runs/demo takes that
     of a run. The same command again goes on where it was interrupted.
-
-    Examples:
-      nanogpt prepare shakespeare_char
-      nanogpt prepare notes/ --name mine --tokenizer bpe:4096
-      nanogpt prepare mine --verify
     """
     from nanogpt_cli.data import catalogue
     from nanogpt_cli.data.text.documents import ReadOptions

@@ -23,10 +23,6 @@ def presets(
     """List the presets; `presets show NAME` prints one.
 
     A preset is a complete recipe: train --preset NAME needs nothing else, and any flag overrides it.
-
-    Examples:
-      nanogpt presets
-      nanogpt presets show gpt2
     """
     from nanogpt_cli.config.presets import preset_layer, preset_names, preset_path, preset_summary
 

@@ -5,19 +5,20 @@ import time
 from typing import TYPE_CHECKING, Self
 
 from nanogpt_cli.cli import show
+from nanogpt_cli.progress import Progress
 from nanogpt_cli.terminal import escaped, quiet
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress as Bar
 
 SILENCE = 30.0  # seconds between two lines where there is no terminal
 
 
-class ProgressBar:
-    """Shows a `nanogpt_cli.progress.Progress` from its first `at` on, until the context ends."""
+class ProgressBar(Progress):
+    """Shown from its first `at` on, until the context ends."""
 
     def __init__(self) -> None:
-        self._bar: Progress | None = None
+        self._bar: Bar | None = None
         self._what: str | None = None  # nothing has begun
         self._told = 0.0
 
@@ -49,7 +50,7 @@ class ProgressBar:
             show.say(f"{what}: {done / max(1, total):.1%}{', ' * bool(text)}{text}")
 
 
-def _bar() -> "Progress | None":
+def _bar() -> "Bar | None":
     from nanogpt_cli.view.live import usable_terminal
 
     if quiet() or not usable_terminal(sys.stderr) or not show.main_process():

@@ -24,11 +24,6 @@ def resume(
 
     --max-iters N extends it. What else may change is listed here; each change is logged. The architecture, data set,
     optimizer and seed are the run's for life.
-
-    Examples:
-      nanogpt resume demo
-      nanogpt resume demo --max-iters 10000 --lr-decay-iters 10000
-      nanogpt resume demo --checkpoint ckpt-005000.pt --run runs/demo-2
     """
     from nanogpt_cli.cli.report import train_and_report
     from nanogpt_cli.config.layers import flag_layer

@@ -28,11 +28,6 @@ def runs(
     States: running, finished (max_iters is reached), stopped (resume goes on), damaged (a file cannot be read). Where
     tokenizers differ, only bits per byte compare. Side by side, runs that differ only in their seed are one row with
     mean and standard deviation; time is that inside steps.
-
-    Examples:
-      nanogpt runs
-      nanogpt runs demo demo-2 --sort best_val_loss
-      nanogpt runs elsewhere/ --json
     """
     from nanogpt_cli.runs.compare import compare
     from nanogpt_cli.runs.directory import RUNS, list_runs, status

@@ -52,13 +52,7 @@ def sample(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Write text with a model. Text goes to stdout, everything else to stderr.
-
-    Examples:
-      nanogpt sample demo --prompt "ROMEO:" --num-samples 3
-      nanogpt sample gpt2 --prompt-file - --temperature 0 --json
-      nanogpt sample demo -i
-    """
+    """Write text with a model. Text goes to stdout, everything else to stderr."""
     if interactive and (json or prompt or prompt_file):
         raise UserError("-i reads the prompts itself: leave --json, --prompt and --prompt-file out.")
     given = dict(zip(NUMBERS, (max_new_tokens, temperature, top_k, top_p, seed), strict=True))

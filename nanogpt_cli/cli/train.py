@@ -26,11 +26,6 @@ def train(
     """Train a model: a new run, from scratch or from given weights.
 
     Settings come from defaults, then --preset, then --config, then flags, whatever their order on the line.
-
-    Examples:
-      nanogpt train --preset shakespeare_char_cpu
-      nanogpt train --dataset my.txt --max-iters 5000 --run runs/demo
-      nanogpt train --preset gpt2 --dataset mine --dry-run
     """
     from nanogpt_cli.cli.report import train_and_report
     from nanogpt_cli.config.layers import combine, config_layer, flag_layer

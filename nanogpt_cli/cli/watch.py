@@ -21,14 +21,10 @@ def watch(
     """Show runs as a live page in the browser: losses, rate, speed, samples, settings that differ.
 
     The page is served to this machine alone until Ctrl-C, and works without a network. Its address is printed.
-
-    Examples:
-      nanogpt watch
-      nanogpt watch demo --save demo.html
     """
     from nanogpt_cli.files import atomic_write
     from nanogpt_cli.runs.directory import RunDirectory, list_runs
-    from nanogpt_cli.view.watch import Server, saved_page
+    from nanogpt_cli.view.watch import Server, page
     from nanogpt_cli.weights.resolve import find_run
 
     def find() -> list[RunDirectory]:
@@ -36,9 +32,9 @@ def watch(
 
     paths = [str(run.path) for run in find()]
     if save is not None:
-        page = saved_page(find()).encode()
+        content = page(find())
         with unwritable_named(save, "Choose another place: --save FILE."):
-            atomic_write(save, lambda file: file.write(page))
+            atomic_write(save, lambda file: file.write(content))
         show.document({"file": str(save), "runs": paths}) if json else print(save)
         return
     with Server(find, port) as server, contextlib.suppress(KeyboardInterrupt):

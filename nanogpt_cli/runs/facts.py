@@ -58,12 +58,12 @@ def common_unit(facts: Sequence[RunFacts]) -> tuple[str, list[float]]:
 
     Where tokenizers differ, tokens are no common measure: bits per byte = nats / ln 2 / bytes a token.
     """
-    known = [one.bytes_per_token for one in facts if one.bytes_per_token is not None]
     if len({one.tokenizer_id for one in facts}) < 2:
         return "nats a token", [1.0] * len(facts)
-    if len(known) < len(facts):
+    factors = [factor for one in facts if (factor := one.bits_per_byte(1.0))]
+    if len(factors) < len(facts):
         return "nats a token, which do not compare: tokenizers differ", [1.0] * len(facts)
-    return "bits per byte", [1 / math.log(2) / length for length in known]
+    return "bits per byte", factors
 
 
 def tables(path: Path) -> dict[str, Any]:

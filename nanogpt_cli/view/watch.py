@@ -7,12 +7,12 @@ of others: they leave here as JSON, and the page shows them by textContent alone
 import base64
 import hashlib
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from importlib.util import find_spec
+from string import Template
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -23,8 +23,7 @@ from nanogpt_cli.runs.lock import holder
 from nanogpt_cli.runs.metrics import columns, last_lines, parse_lines, read_after
 
 HOSTS = ("127.0.0.1", "localhost")
-FILES = {"": "text/html", "page.css": "text/css", "page.js": "text/javascript", "plotly.js": "text/javascript"}
-POLICY = "default-src 'none'; connect-src 'self'; img-src data:; style-src 'self' 'unsafe-inline'; script-src"
+POLICY = "default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src"
 TRAIN = ("step", "loss", "lr", "grad_norm", "tokens_per_s", "mfu", "tokens", "time_s")
 VAL = ("step", "val_loss")
 MOST_POINTS = 4000  # of a curve at once; no screen shows more
@@ -61,31 +60,28 @@ def _news(run: RunDirectory, read: str) -> dict[str, Any]:
     }
 
 
-def saved_page(runs: Sequence[RunDirectory]) -> str:
-    """The page with all it needs and shows inside, to be opened without a server."""
-    data = json.dumps(state(runs, {str(run.path): "" for run in runs}), allow_nan=False).replace("<", "\\u003c")
-    scripts = {name: _file(name).decode().replace("</script", "<\\/script") for name in ("plotly.js", "page.js")}
-    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts.values()]
-    policy = " ".join([POLICY, *(f"'sha256-{digest}'" for digest in digests)])
-    inside = {
-        '<meta name="policy">': f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        '<link rel="stylesheet" href="page.css">': f"<style>{_file('page.css').decode()}</style>",
-        'type="application/json">': f'type="application/json">{data}',
-        **{f'<script src="{name}">': f"<script>{text}" for name, text in scripts.items()},
-    }
-    return re.sub("|".join(map(re.escape, inside)), lambda found: inside[found[0]], _file("").decode())
+def page(runs: Sequence[RunDirectory] | None = None) -> bytes:
+    """The page with all it needs inside; given runs, with all that it shows of them, to be opened without a server.
 
-
-def _file(name: str) -> bytes:
-    if name != "plotly.js":
-        return (files("nanogpt_cli.view") / "page" / (name or "page.html")).read_bytes()
+    Raises:
+        UserError: plotly is missing.
+    """
     if find_spec("plotly") is None:
         raise UserError("watch needs plotly, which draws its charts. Install it with: pip install plotly")
-    return (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
+    folder, data = files("nanogpt_cli.view") / "page", ""
+    if runs is not None:
+        shown = state(runs, {str(run.path): "" for run in runs})
+        data = json.dumps(shown, allow_nan=False).replace("<", "\\u003c")
+    places = {"plotly": files("plotly") / "package_data" / "plotly.min.js", "script": folder / "page.js"}
+    scripts = {key: place.read_text("utf-8").replace("</script", "<\\/script") for key, place in places.items()}
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts.values())
+    policy = " ".join([POLICY, *(f"'sha256-{digest}'" for digest in digests)])
+    html, css = ((folder / name).read_text("utf-8") for name in ("page.html", "page.css"))
+    return Template(html).substitute(scripts, css=css, data=data, policy=policy).encode()
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers with the files of the page and with `data`; everything else is refused."""
+    """Answers with the page and with `data`; everything else is refused."""
 
     server: "Server"
     timeout = 60  # seconds
@@ -100,8 +96,8 @@ class Handler(BaseHTTPRequestHandler):
             wanted = None if "first" in query else dict(zip(query.get("run", []), query.get("read", []), strict=False))
             text = json.dumps(state(self.server.find_runs(), wanted), allow_nan=False)
             self._answer(200, "application/json", text.encode())
-        elif name in FILES:
-            self._answer(200, FILES[name], _file(name))
+        elif name == "":
+            self._answer(200, "text/html", self.server.page)
         else:
             self._answer(404, "text/plain", b"There is nothing here.\n")
 
@@ -109,7 +105,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("Content-Security-Policy", f"{POLICY} 'self'; frame-ancestors 'none'")
+        self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()
@@ -129,8 +125,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, find_runs: Callable[[], Sequence[RunDirectory]], port: int) -> None:
-        self.find_runs = find_runs
-        _file("plotly.js")  # if it is missing, this says so now
+        self.find_runs, self.page = find_runs, page()
         try:
             super().__init__((HOSTS[0], port), Handler)
         except OSError as error:

@@ -14,7 +14,7 @@ import pytest
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.runs.directory import list_runs
 from nanogpt_cli.runs.metrics import MetricsLog
-from nanogpt_cli.view.watch import MOST_POINTS, SHOWN_FIRST, Server, saved_page, state
+from nanogpt_cli.view.watch import MOST_POINTS, SHOWN_FIRST, Server, page, state
 from tests.view.made import grow, make_run
 
 Get = Callable[..., http.client.HTTPResponse]
@@ -117,14 +117,14 @@ def test_damage_and_numbers_beyond_all_measure_are_left_out(tmp_path: Path) -> N
     assert seen["facts"]["settings"]["when"] == "2020-01-01"
 
 
-def test_the_server_answers_to_this_machine_alone_with_four_files_and_the_data(tmp_path: Path, get: Get) -> None:
+def test_the_server_answers_to_this_machine_alone_with_the_page_and_the_data(tmp_path: Path, get: Get) -> None:
     make_run(tmp_path / "x")
-    for path in ("/", "/page.css", "/page.js", "/plotly.js", "/data?first"):
+    for path in ("/", "/data?first"):
         answer = get(path)
-        assert answer.status == 200
-        policy = answer.headers["Content-Security-Policy"]
-        assert "default-src 'none'" in policy
-        assert "unsafe-inline" not in policy.partition("script-src")[2]
+        assert (answer.status, answer.headers["Content-Security-Policy"]) == (200, "frame-ancestors 'none'")
+    policy = get("/").read().decode().partition('Policy" content="')[2].partition('">')[0]
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe-inline" not in policy.partition("script-src")[2]
     for path in ("/../x/config.toml", "/x/config.toml", "/%2e%2e/x/config.toml", "//etc/passwd", "/favicon.ico"):
         assert get(path).status == 404
     for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "localhost.evil"):
@@ -156,16 +156,16 @@ def test_a_saved_page_holds_all_and_what_others_wrote_ends_no_script(tmp_path: P
     pytest.importorskip("plotly")
     run = make_run(tmp_path / "x")
     grow(run, 41, 50, sample="</script><script>alert(1)</script>")
-    page = saved_page([run])
-    assert "<script>alert" not in page
-    assert page.count("</script>") == 3
-    assert 'src="' not in page.replace('src="data:', "")[-20_000:]
-    data = page.partition('type="application/json">')[2].partition("</script>")[0]
+    saved = page([run]).decode()
+    assert "<script>alert" not in saved
+    assert saved.count("</script>") == 3
+    assert 'src="' not in saved.replace('src="data:', "")[-20_000:]
+    data = saved.partition('type="application/json">')[2].partition("</script>")[0]
     assert json.loads(data)[0]["samples"][-1]["text"] == "</script><script>alert(1)</script> 50"
 
 
 def test_without_plotly_the_message_has_the_line_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nanogpt_cli.view.watch.find_spec", lambda name: None)
-    for call in (lambda: saved_page([make_run(tmp_path / "x")]), lambda: Server(list, 0)):
+    for call in (lambda: page([make_run(tmp_path / "x")]), lambda: Server(list, 0)):
         with pytest.raises(UserError, match="pip install plotly"):
             call()  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nanogpt_cli.view.watch import saved_page
+from nanogpt_cli.view.watch import page
 from tests.view.made import grow, make_run
 from tests.view.test_watch import serving
 
@@ -145,9 +145,9 @@ def test_nothing_hangs_over_the_edge(tmp_path: Path, browser: Any, width: int) -
 def test_a_saved_page_needs_no_server(tmp_path: Path, browser: Any) -> None:
     run = make_run(tmp_path / "x", count=20)
     grow(run, 21, 30, sample="</script><script>alert(1)</script>")
-    page = tmp_path / "page.html"
-    page.write_text(saved_page([run]))
-    browser.get(page.as_uri())
+    saved = tmp_path / "page.html"
+    saved.write_bytes(page([run]))
+    browser.get(saved.as_uri())
     assert until(browser, POINTS, "loss") == [30, 30, 3]
     assert "</script><script>alert(1)</script> 30" in browser.find_element("id", "samples").text
     drawn = "return document.getElementById('loss').layout.font.color === getComputedStyle(document.body).color"

@@ -18,7 +18,7 @@ from nanogpt_cli.data.text.prepare import default_name, ensure_prepared, prepare
 from nanogpt_cli.data.text.splits import SplitRule, split_rule
 from nanogpt_cli.data.tokens.data_set import open_data_set
 from nanogpt_cli.errors import NanogptError, UserError
-from nanogpt_cli.progress import Quiet
+from nanogpt_cli.progress import Progress
 from tests.heard import Heard
 
 PLAY = "".join(f"Line {n} of the play, {'so ' * (n % 7)}it is said.\n" for n in range(400))
@@ -29,7 +29,7 @@ class StoppedError(Exception):
     """Stands for whatever ends a process."""
 
 
-class StopAfter(Quiet):
+class StopAfter(Progress):
     """Progress that ends the work after some chunks."""
 
     def __init__(self, chunks):
