@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiktoken_ext import openai_public
 
 from nanogpt_cli.cli import main
-from nanogpt_cli.data.bpe import BpeTokenizer, bpe_from_json, bpe_size, train_bpe
+from nanogpt_cli.data.bpe import PATTERNS, SPELLINGS, BpeTokenizer, bpe_from_json, bpe_size, train_bpe
 from nanogpt_cli.data.text import encode
 from nanogpt_cli.data.text.documents import ReadOptions
 from nanogpt_cli.data.text.encode import Corpus
@@ -240,10 +242,8 @@ def test_a_tokenizer_of_hugging_face(trained: BpeTokenizer) -> None:
     path = written(trained)
     assert bpe_from_json(path).identity == trained.identity
     assert get_tokenizer("theirs").encode(PLAY).tolist() == trained.encode(PLAY).tolist()
-    from nanogpt_cli.data.bpe import SPELLINGS
-
-    for regex, name in SPELLINGS.items():
-        assert bpe_from_json(written(trained, pre_tokenizer=split_by(regex))).pattern == name
+    for pattern, name in SPELLINGS.items():
+        assert bpe_from_json(written(trained, pre_tokenizer=split_by(pattern))).pattern == name
 
 
 @pytest.mark.parametrize(
@@ -269,3 +269,26 @@ def test_ids_must_follow_the_merges(trained: BpeTokenizer) -> None:
     content["model"]["merges"] = [merges[1], merges[0], *merges[2:]]
     with pytest.raises(UserError, match="its ids do not follow its merges"):
         bpe_from_json(written(trained, model=content["model"]))
+
+
+def published() -> dict[str, str]:
+    """The patterns in tiktoken's source, without the merges that it would fetch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(openai_public, "data_gym_to_mergeable_bpe_ranks", lambda **_: {})
+        patch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: {})
+        return {openai_public.gpt2()["pat_str"]: "gpt2", openai_public.cl100k_base()["pat_str"]: "cl100k"}
+
+
+PRINTED = (
+    st.sampled_from(["It's", "WE'LL", "'ſ", "x", "é", "道", "12345", "?!", ".\n", "_", "'", "\u0301"]) | st.characters()
+)
+BLANKS = st.sampled_from([" ", "  ", "\n", "\r\n", "\n\n", "\t", "\u3000", "\x85"])
+
+
+@pytest.mark.parametrize(("spelling", "name"), [*SPELLINGS.items(), *published().items()])
+@settings(deadline=None, max_examples=300)
+@given(parts=st.lists(PRINTED | BLANKS, max_size=20))
+def test_every_spelling_of_a_pattern_splits_as_published(spelling: str, name: str, parts: list[str]) -> None:
+    """Up to blanks at the very end after a line break, which newer versions of tiktoken keep with it for cl100k."""
+    text = "".join([*parts, "."] if name == "cl100k" else parts)
+    assert regex.findall(spelling, text) == regex.findall(PATTERNS[name], text)

@@ -77,3 +77,9 @@ def test_what_no_batch_makes_fit_is_told_so(runs: Runner) -> None:
     with pytest.raises(UserError, match=r"One row at a time needs [\d.,]+: choose a smaller --n-layer") as refused:
         runs.plan("absurd", n_layer=10**9)  # before a list of all layers is made
     assert "--batch-size" not in str(refused.value)
+
+
+def test_a_text_that_is_read_far_too_often_is_a_warning(runs: Runner) -> None:
+    often = runs.plan("often", max_iters=10**6)
+    assert any(f"reads its text {often.order.epoch(10**6 * often.split.rows):,.0f} times" in w for w in often.warnings)
+    assert not any("reads its text" in warning for warning in runs.plan("seldom", max_iters=100).warnings)
