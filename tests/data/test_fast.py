@@ -1,5 +1,7 @@
 """The fast engine: tiktoken's ids for any text, used where it is faster, and dropped where it is not to be trusted."""
 
+import importlib.util
+import itertools
 import json
 import random
 from pathlib import Path
@@ -17,7 +19,7 @@ from nanogpt_cli.data.text.prepare import prepare_paths
 from nanogpt_cli.data.tokenizers import CharTokenizer, Tokenizer
 from nanogpt_cli.errors import NanogptError
 
-INSTALLED = fast.find_spec("gigatoken") is not None
+INSTALLED = importlib.util.find_spec("gigatoken") is not None
 needs_engine = pytest.mark.skipif(not INSTALLED, reason="gigatoken is not installed: pip install nanogpt-cli[fast]")
 PLAY = "It's 1 o'clock, and all's well: WE'LL go\tto  bed.\r\n\n Bed, 12345 beds! <|endoftext|> né à l'été\n" * 40
 WORDS = [
@@ -50,8 +52,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine counts as the faster one, whatever the machine does beside."""
-    seconds = [1.0, 2.0]
-    monkeypatch.setattr(fast, "timeit", lambda *_, **__: (seconds.append(seconds.pop(0)), seconds[-1])[1])
+    seconds = itertools.cycle([1.0, 2.0])
+    monkeypatch.setattr(fast, "timeit", lambda *_, **__: next(seconds))
 
 
 @pytest.fixture(scope="session", params=sorted(PATTERNS))
@@ -90,8 +92,13 @@ def test_the_ids_of_gpt2_are_tiktokens(gpt2: Tokenizer, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_data_set_is_the_same_with_and_without(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str] = []
-    checked = FastEngine.check
-    monkeypatch.setattr(FastEngine, "check", lambda self, text: (used.append(text), checked(self, text))[1])
+    check = FastEngine.check
+
+    def counted(self: FastEngine, text: str) -> None:
+        used.append(text)
+        check(self, text)
+
+    monkeypatch.setattr(FastEngine, "check", counted)
     source = rows("rows.jsonl")
     quick = prepare_paths([source], name="quick", tokenizer="bpe:400", workers=workers)
     assert len(used) > 20  # every chunk is compared

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nanogpt_cli import foreign
 from nanogpt_cli.data.bpe import SAMPLE_BYTES, bpe_size, train_bpe
 from nanogpt_cli.data.fast import OtherIdsError
 from nanogpt_cli.data.text.documents import ReadOptions
@@ -33,7 +32,6 @@ from nanogpt_cli.data.tokens.data_set import open_data_set
 from nanogpt_cli.data.tokens.files import FORMAT, META, WORK, DamagedError, read_meta
 from nanogpt_cli.errors import UserError, typed
 from nanogpt_cli.files import make_folder, open_own, refuse_link, sync_folder, user_cache, write_toml
-from nanogpt_cli.foreign import LARGE, read_toml
 from nanogpt_cli.progress import QUIET, Progress
 
 SMALL_BYTES, MOST_CHARACTERS = 10_000_000, 10_000  # own text up to this size and alphabet is taken by characters
@@ -108,8 +106,7 @@ def make_data_set(
         )
     with _one_at_a_time(spec.folder, progress):
         found = None if force else _already(spec, progress)
-        if found is not None:
-            meta = found
+        if (meta := found) is not None:
             shutil.rmtree(spec.folder / WORK, ignore_errors=True)  # of a process killed when all but this was done
         else:
             with _work_folder(spec, progress) as work:
@@ -192,11 +189,10 @@ def _work_folder(spec: DataSetSpec, progress: Progress) -> Iterator[Path]:
 
 def _request_of(work: Path) -> str | None:
     """Which job the unfinished files belong to; None if there are none, nothing if what is noted of them is damaged."""
+    if (work / META).is_file():
+        return str(read_meta(work / META).get("request"))
     try:
-        if (work / META).is_file():
-            meta = read_toml(work / META, limit=LARGE)
-            return foreign.field(meta, "request", str, work / META)
-        return foreign.field(read_note(work), "request", str, work / STATE) if (work / STATE).is_file() else None
+        return str(read_note(work)["request"]) if (work / STATE).is_file() else None
     except UserError:
         return ""
 

@@ -10,7 +10,7 @@ from nanogpt_cli.data import catalogue
 from nanogpt_cli.data.bpe import bpe_size
 from nanogpt_cli.data.catalogue import Entry
 from nanogpt_cli.data.text.documents import COMPRESSED, ReadOptions, file_kind
-from nanogpt_cli.data.text.inputs import LocalFiles, PinnedInput, find_files, spooled
+from nanogpt_cli.data.text.inputs import Inputs, LocalFiles, PinnedInput, find_files, spooled
 from nanogpt_cli.data.text.make import DataSetSpec, Prepared, make_data_set, same_text
 from nanogpt_cli.data.text.repository import EXTRA, HubRepository, LocalRepository, Repository, RepositoryInputs
 from nanogpt_cli.data.text.splits import SplitRule, split_rule
@@ -45,50 +45,36 @@ def prepare_named(
         UserError: an argument does not fit the data set, or the folder holds something else.
         NanogptError: no source answered, or the disk is full. The same call goes on from what is complete.
     """
-    name = _checked(name or entry.name)
-    kind = tokenizer or entry.tokenizer
+    name, kind = _checked(name or entry.name), tokenizer or entry.tokenizer
     arguments = [entry.name, *_flags(shards=shards, source=source, tokenizer=tokenizer)]
     arguments += _flags(data_dir=folder, name=None if name == entry.name else name)
-    common: dict[str, Any] = {"name": name, "folder": folder or ROOT / name, "tokenizer": kind, "arguments": arguments}
+    folder, whole = folder or ROOT / name, True
     if entry.file is not None:
         if shards or source:
             raise UserError(f"{entry.name} is one small file: --shards and --source are for larger data sets.")
-        spec = _file_spec(entry, common, progress)
+        file = catalogue.pinned(entry.file)
+        inputs: Inputs = PinnedInput(file, progress)
+        origin: dict[str, Any] = {"url": file.urls[0], "sha256": file.sha256}
+        split = SplitRule("tail")
     else:
-        spec = _hub_spec(entry, common, shards, source, progress)
+        if kind == "char":
+            raise UserError(
+                f"{entry.name} is too large to be read twice, as characters need: --tokenizer bytes or gpt2."
+            )
+        hub: Repository = HubRepository(entry.hub or "", entry.revision) if source is None else LocalRepository(source)
+        count = min(shards or entry.shards, entry.shards)
+        whole = count == entry.shards
+        rule = {key: value for key, value in entry.val.items() if key != "pattern"}
+        if not whole and entry.shard_val:
+            seed = entry.val["seed"]
+            rule = {"rule": "documents", "fraction": entry.shard_val, "seed": seed, "first_file_only": True}
+        inputs = RepositoryInputs(hub, entry, count, folder / WORK / "downloads", progress)
+        origin = {"hub": entry.hub, "revision": entry.revision, "of": entry.shards}
+        split = SplitRule(**rule, first_val_file=count)
+    spec = DataSetSpec(name, folder, inputs, {"name": entry.name, **origin}, arguments, kind, split)
+    expect = entry.expect if whole and kind == entry.tokenizer else {}
+    spec = replace(spec, end_of_text=entry.file is None, expect=expect)
     return make_data_set(spec, workers=workers, force=force, progress=progress)
-
-
-def _file_spec(entry: Entry, common: dict[str, Any], progress: Progress) -> DataSetSpec:
-    file = catalogue.pinned(entry.file or "")
-    return DataSetSpec(
-        **common,
-        inputs=PinnedInput(file, progress),
-        source={"name": entry.name, "url": file.urls[0], "sha256": file.sha256},
-        split=SplitRule("tail"),
-        end_of_text=False,
-        expect=entry.expect if common["tokenizer"] == entry.tokenizer else {},
-    )
-
-
-def _hub_spec(
-    entry: Entry, common: dict[str, Any], shards: int | None, source: str | None, progress: Progress
-) -> DataSetSpec:
-    if common["tokenizer"] == "char":
-        raise UserError(f"{entry.name} is too large to be read twice, as characters need: --tokenizer bytes or gpt2.")
-    hub: Repository = HubRepository(entry.hub or "", entry.revision) if source is None else LocalRepository(source)
-    count = min(shards or entry.shards, entry.shards)
-    rule = {key: value for key, value in entry.val.items() if key != "pattern"}
-    if count < entry.shards and entry.shard_val:
-        rule = {"rule": "documents", "fraction": entry.shard_val, "seed": entry.val["seed"], "first_file_only": True}
-    whole = count == entry.shards and common["tokenizer"] == entry.tokenizer
-    return DataSetSpec(
-        **common,
-        inputs=RepositoryInputs(hub, entry, count, common["folder"] / WORK / "downloads", progress),
-        source={"name": entry.name, "hub": entry.hub, "revision": entry.revision, "of": entry.shards},
-        split=SplitRule(**rule, first_val_file=count),
-        expect=entry.expect if whole else {},
-    )
 
 
 def prepare_paths(
@@ -150,17 +136,7 @@ def prepare_paths(
         split, found = SplitRule("files", first_val_file=len(found)), [*found, *others]
     files = nullcontext(LocalFiles(found, progress=progress)) if found else None
     with files or spooled(sys.stdin.buffer, folder) as inputs:
-        spec = DataSetSpec(
-            name=name,
-            folder=folder,
-            inputs=inputs,
-            source={},
-            arguments=arguments,
-            tokenizer=tokenizer or "auto",
-            given=given,
-            split=split,
-            read_options=read_options,
-        )
+        spec = DataSetSpec(name, folder, inputs, {}, arguments, tokenizer or "auto", split, read_options, given=given)
         return make_data_set(spec, workers=workers, force=force, progress=progress)
 
 
@@ -227,13 +203,12 @@ def ensure_prepared(dataset: str, root: Path = ROOT, *, progress: Progress = QUI
     if entry is None:
         raise UserError(_unknown(dataset, folder))
     if entry.file is None:
-        raise UserError(too_large(entry, folder))
+        raise UserError(_too_large(entry, folder))
     prepare_named(entry, folder=folder, progress=progress)
     return name
 
 
 def _unknown(dataset: str, folder: Path) -> str:
-    """What to type instead of a name that stands for nothing."""
     path = Path(dataset)
     if path.is_dir() and ((path / META).is_file() or any(path.glob("*.bin"))):
         return f"--dataset {dataset} is no name, but a folder of token files. Type --data-dir {typed(dataset)}"
@@ -248,8 +223,7 @@ def _unknown(dataset: str, folder: Path) -> str:
     )
 
 
-def too_large(entry: Entry, folder: Path) -> str:
-    """Why a large data set is not fetched unasked, and what to type."""
+def _too_large(entry: Entry, folder: Path) -> str:
     tokens = ""
     if entry.tokens:
         tokens = f"; {entry.tokens / 1e9:.1f} billion tokens in {entry.tokens * 2 / 1e9:.0f} GB of token files"

@@ -39,7 +39,7 @@ def check_content(tokens: Tokens, *, full: bool = False, progress: Progress = QU
     if large:
         subject |= {"files": [[stat.st_size, stat.st_mtime_ns] for stat in stats], "digest": tokens.digest()}
     known = _recall(subject) if large and not full else None
-    sha256, highest_id = known or _scan(tokens, progress)
+    sha256, highest_id = known or read_through(tokens, progress)
     if tokens.sha256 not in (None, sha256):
         path = tokens.paths[0]
         fault = f"{path} is damaged: its SHA-256 is {sha256[:16]}..., meta.toml says {tokens.sha256:.16}..."
@@ -77,7 +77,8 @@ def looks_like_uint32(tokens: Tokens) -> bool:
     return high <= 3 and low > 16 * high  # the upper half of an id below 262,144
 
 
-def _scan(tokens: Tokens, progress: Progress) -> tuple[str, int | None]:
+def read_through(tokens: Tokens, progress: Progress) -> tuple[str, int | None]:
+    """SHA-256 of the files of a split, and its highest id."""
     total, first = sum(path.stat().st_size for path in tokens.paths), tokens.paths[0]
     what = f"checking {first.parent.name}/{first.name}"
     hash_, done, highest_id = hashlib.sha256(), 0, None

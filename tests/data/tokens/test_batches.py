@@ -7,9 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,24 +28,34 @@ NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, NO_CUDA])]
 
 
-def tokens_of(folder, ids, name="train.bin"):
+def tokens_of(folder: Path, ids: Sequence[int] | npt.NDArray[Any], name: str = "train.bin") -> Tokens:
     path = Path(folder) / name
     np.asarray(ids, "<u2").tofile(path)
     return Tokens([TokenFile(path, len(ids))], "uint16")
 
 
-def loader(tokens, block_size=8, split=None, rank=0, *, first_row=0, vocab_size=65536, device="cpu", seed=1):
+def loader(
+    tokens: Tokens,
+    block_size: int = 8,
+    split: Split | None = None,
+    rank: int = 0,
+    *,
+    first_row: int = 0,
+    vocab_size: int = 65536,
+    device: str = "cpu",
+    seed: int = 1,
+) -> Batches:
     order = RowOrder(tokens.count, block_size, seed, "shuffled")
     split = split or Split(4, 1, 1)
     return Batches(tokens, order, split, rank, first_row=first_row, vocab_size=vocab_size, device=device)
 
 
-def reading_threads():
+def reading_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_targets_are_the_inputs_one_later(tmp_path, device):
+def test_targets_are_the_inputs_one_later(tmp_path: Path, device: str) -> None:
     with loader(tokens_of(tmp_path, range(1000)), device=device) as batches:
         for _ in range(50):
             x, y = next(batches)
@@ -56,7 +69,9 @@ def test_targets_are_the_inputs_one_later(tmp_path, device):
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_batches_hold_exactly_the_rows_of_the_order(tmp_path_factory, data):
+def test_batches_hold_exactly_the_rows_of_the_order(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     block_size = data.draw(st.integers(1, 12))
     tokens = data.draw(st.one_of(st.just(block_size + 1), st.integers(block_size + 1, 300)))
     split = Split(*(data.draw(st.integers(1, 3)) for _ in range(3)))
@@ -74,7 +89,7 @@ def test_batches_hold_exactly_the_rows_of_the_order(tmp_path_factory, data):
                     assert torch.equal(y, x + 1)
 
 
-def test_starting_later_continues_the_same_rows(tmp_path):
+def test_starting_later_continues_the_same_rows(tmp_path: Path) -> None:
     tokens, split = tokens_of(tmp_path, range(500)), Split(2, 3, 1)
     with loader(tokens, split=split) as batches:
         whole = [next(batches)[0] for _ in range(12)]
@@ -83,7 +98,7 @@ def test_starting_later_continues_the_same_rows(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(whole[6:], later, strict=True))
 
 
-def test_a_bad_id_is_named_with_file_and_place_in_the_caller_and_in_its_turn(tmp_path):
+def test_a_bad_id_is_named_with_file_and_place_in_the_caller_and_in_its_turn(tmp_path: Path) -> None:
     ids = np.arange(2000) % 60
     ids[1234] = 200
     tokens = tokens_of(tmp_path, ids)
@@ -98,7 +113,7 @@ def test_a_bad_id_is_named_with_file_and_place_in_the_caller_and_in_its_turn(tmp
             next(batches)
 
 
-def test_a_file_that_shrinks_is_named(tmp_path):
+def test_a_file_that_shrinks_is_named(tmp_path: Path) -> None:
     tokens = tokens_of(tmp_path, range(1000))
     with loader(tokens) as batches:
         next(batches)
@@ -107,7 +122,7 @@ def test_a_file_that_shrinks_is_named(tmp_path):
             list(itertools.islice(batches, 10))  # two may have been read ahead
 
 
-def test_close_ends_the_thread_and_may_be_called_twice(tmp_path):
+def test_close_ends_the_thread_and_may_be_called_twice(tmp_path: Path) -> None:
     batches = loader(tokens_of(tmp_path, range(1000)))
     next(batches)
     assert reading_threads()
@@ -118,7 +133,7 @@ def test_close_ends_the_thread_and_may_be_called_twice(tmp_path):
         next(batches)
 
 
-def test_dropping_the_loader_ends_the_thread(tmp_path):
+def test_dropping_the_loader_ends_the_thread(tmp_path: Path) -> None:
     batches = loader(tokens_of(tmp_path, range(1000)))
     next(batches)
     del batches
@@ -130,7 +145,7 @@ def test_dropping_the_loader_ends_the_thread(tmp_path):
 
 
 @pytest.mark.parametrize("end", ["pass", "raise SystemExit(0)", "import _thread; _thread.interrupt_main(); next(b)"])
-def test_the_interpreter_exits_with_a_loader_open(tmp_path, end):
+def test_the_interpreter_exits_with_a_loader_open(tmp_path: Path, end: str) -> None:
     tokens_of(tmp_path, range(1000))
     code = f"""
 from pathlib import Path
@@ -149,10 +164,15 @@ print("read", flush=True)
     assert "KeyboardInterrupt" in done.stderr if "interrupt" in end else done.returncode == 0, done.stderr
 
 
-def test_waiting_is_counted(tmp_path, monkeypatch):
+def test_waiting_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = tokens_of(tmp_path, range(1000))
     read = Tokens.read
-    monkeypatch.setattr(Tokens, "read", lambda *args: (time.sleep(0.05), read(*args))[1])
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(0.05)
+        return read(*args)
+
+    monkeypatch.setattr(Tokens, "read", slowly)
     with loader(tokens) as batches:
         for _ in range(4):
             next(batches)
@@ -163,14 +183,14 @@ def test_waiting_is_counted(tmp_path, monkeypatch):
         assert batches.waited_s - before < 0.04
 
 
-def resident_mib():
+def resident_mib() -> float:
     with open("/proc/self/statm") as file:  # noqa: PTH123
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 @pytest.mark.parametrize("count", [2000, pytest.param(20_000, marks=pytest.mark.slow)])
-def test_resident_memory_and_open_files_stay_flat(tmp_path, count):
+def test_resident_memory_and_open_files_stay_flat(tmp_path: Path, count: int) -> None:
     path = tmp_path / "train.bin"
     path.touch()
     os.truncate(path, 4 << 30)  # sparse

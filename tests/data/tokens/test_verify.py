@@ -1,38 +1,44 @@
 """Checking the content of token files: damage is found, and large files are read through once, not at every start."""
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nanogpt_cli.data.tokens import verify
 from nanogpt_cli.data.tokens.data_set import open_data_set
+from nanogpt_cli.data.tokens.files import Tokens
 from nanogpt_cli.errors import UserError
+from nanogpt_cli.progress import Progress
 from tests.heard import Heard
 
 
 @pytest.fixture
-def scans(monkeypatch):
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How often a split has been read through."""
-    done = []
-    scan = verify._scan
-    monkeypatch.setattr(
-        verify, "_scan", lambda tokens, *args: (done.append(tokens.paths[0].name), scan(tokens, *args))[1]
-    )
+    done, read_through = list[str](), verify.read_through
+
+    def counted(tokens: Tokens, progress: Progress) -> tuple[str, int | None]:
+        done.append(tokens.paths[0].name)
+        return read_through(tokens, progress)
+
+    monkeypatch.setattr(verify, "read_through", counted)
     return done
 
 
 @pytest.fixture
-def everything_is_large(monkeypatch):
+def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "SMALL", 1)
 
 
 @pytest.fixture
-def folder(data_set):
+def folder(data_set: Callable[..., Path]) -> Path:
     return data_set(np.random.default_rng(0).integers(0, 60, 500_000))
 
 
-def flip(path, place, *, keep_time=False):
+def flip(path: Path, place: int, *, keep_time: bool = False) -> None:
     before = path.stat()
     content = bytearray(path.read_bytes())
     content[place] ^= 1
@@ -42,14 +48,14 @@ def flip(path, place, *, keep_time=False):
 
 
 @pytest.mark.parametrize("place", [0, 1, 5_000, 999_998])
-def test_a_flipped_bit_is_found(folder, place):
+def test_a_flipped_bit_is_found(folder: Path, place: int) -> None:
     open_data_set(folder)
     flip(folder / "train.bin", place, keep_time=True)
     with pytest.raises(UserError, match=r"train\.bin is damaged.*SHA-256.*nanogpt prepare PATH --name mine"):
         open_data_set(folder)
 
 
-def test_swapped_splits_of_one_size_are_found(data_set):
+def test_swapped_splits_of_one_size_are_found(data_set: Callable[..., Path]) -> None:
     folder = data_set(np.arange(100) % 60, np.arange(100) % 50)
     (folder / "train.bin").replace(folder / "other")
     (folder / "val.bin").replace(folder / "train.bin")
@@ -58,7 +64,7 @@ def test_swapped_splits_of_one_size_are_found(data_set):
         open_data_set(folder)
 
 
-def test_small_files_are_read_through_at_every_start(folder, scans):
+def test_small_files_are_read_through_at_every_start(folder: Path, scans: list[str]) -> None:
     open_data_set(folder)
     open_data_set(folder)
     assert scans == ["train.bin", "val.bin"] * 2
@@ -66,7 +72,7 @@ def test_small_files_are_read_through_at_every_start(folder, scans):
 
 @pytest.mark.usefixtures("everything_is_large")
 class TestLargeFiles:
-    def test_are_read_through_once(self, folder, scans, tmp_path):
+    def test_are_read_through_once(self, folder: Path, scans: list[str], tmp_path: Path) -> None:
         first = open_data_set(folder)
         assert scans == ["train.bin", "val.bin"]
         again = open_data_set(folder)
@@ -76,38 +82,38 @@ class TestLargeFiles:
         open_data_set(folder, verify=True)
         assert len(scans) == 4
 
-    def test_foreign_ones_too(self, folder, scans):
+    def test_foreign_ones_too(self, folder: Path, scans: list[str]) -> None:
         (folder / "meta.toml").unlink()
         assert open_data_set(folder).train.highest_id == 59
         assert open_data_set(folder).train.highest_id == 59
         assert scans == ["train.bin", "val.bin"]
 
-    def test_are_read_again_when_they_were_written_again(self, folder, scans):
+    def test_are_read_again_when_they_were_written_again(self, folder: Path, scans: list[str]) -> None:
         open_data_set(folder)
         os.utime(folder / "train.bin")
         open_data_set(folder)
         assert scans == ["train.bin", "val.bin", "train.bin"]
 
-    def test_a_change_behind_the_time_stamp_shows_in_the_sampled_blocks(self, folder):
+    def test_a_change_behind_the_time_stamp_shows_in_the_sampled_blocks(self, folder: Path) -> None:
         open_data_set(folder)
         flip(folder / "train.bin", 0, keep_time=True)
         with pytest.raises(UserError, match="damaged"):
             open_data_set(folder)
 
-    def test_damage_is_not_remembered_as_sound(self, folder, scans):
+    def test_damage_is_not_remembered_as_sound(self, folder: Path, scans: list[str]) -> None:
         flip(folder / "train.bin", 500_000)
         for _ in range(2):
             with pytest.raises(UserError, match="damaged"):
                 open_data_set(folder)
         assert scans == ["train.bin", "train.bin"]
 
-    def test_an_outcome_for_one_dtype_is_none_for_another(self, folder):
+    def test_an_outcome_for_one_dtype_is_none_for_another(self, folder: Path) -> None:
         (folder / "meta.toml").unlink()
         assert open_data_set(folder).train.highest_id == 59
-        assert open_data_set(folder, token_dtype="uint32").train.highest_id > 65536
+        assert (open_data_set(folder, token_dtype="uint32").train.highest_id or 0) > 65536
 
     @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"sha256": 1}', b"\xff"])
-    def test_a_damaged_cache_costs_a_scan(self, folder, scans, tmp_path, damage):
+    def test_a_damaged_cache_costs_a_scan(self, folder: Path, scans: list[str], tmp_path: Path, damage: bytes) -> None:
         open_data_set(folder)
         for record in (tmp_path / "cache" / "verified").iterdir():
             record.write_bytes(damage)
@@ -116,18 +122,20 @@ class TestLargeFiles:
         open_data_set(folder)
         assert len(scans) == 4
 
-    def test_a_cache_that_cannot_be_written_costs_a_scan(self, folder, scans, tmp_path, monkeypatch):
+    def test_a_cache_that_cannot_be_written_costs_a_scan(
+        self, folder: Path, scans: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (tmp_path / "file").write_text("in the way")
         monkeypatch.setenv("NANOGPT_CACHE", str(tmp_path / "file" / "cache"))
         open_data_set(folder)
         open_data_set(folder)
         assert len(scans) == 4
 
-    def test_a_process_that_trusts_another_reads_nothing_through(self, folder, scans):
+    def test_a_process_that_trusts_another_reads_nothing_through(self, folder: Path, scans: list[str]) -> None:
         assert open_data_set(folder, trusted=True).train.highest_id == 59  # as meta.toml says
         assert scans == []
 
-    def test_a_bad_id_is_found_in_a_remembered_file_too(self, folder):
+    def test_a_bad_id_is_found_in_a_remembered_file_too(self, folder: Path) -> None:
         (folder / "meta.toml").unlink()
         ids = np.fromfile(folder / "val.bin", "<u2")
         ids[77] = 60_000
@@ -137,7 +145,7 @@ class TestLargeFiles:
                 open_data_set(folder)
 
 
-def test_progress_counts_bytes(folder, monkeypatch):
+def test_progress_counts_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "CHUNK", 400_000)
     heard = Heard()
     open_data_set(folder, progress=heard)
