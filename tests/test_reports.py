@@ -407,7 +407,7 @@ MISTAKES = [
     (["plot", "tiny", "--out=x.bmp"], ["--out x.png"]),
     (["plot", "tiny", "--out=no/x.png"], ["there is no folder no"]),
     (["mfu", "tin"], ["tin: neither a preset nor a run. Did you mean tiny?"]),
-    (["runs", "nowhere"], ["nowhere: no such folder"]),
+    (["runs", "nowhere"], ["nowhere: no such run"]),
 ]  # fmt: skip
 
 
