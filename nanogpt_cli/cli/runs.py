@@ -45,7 +45,12 @@ def runs(
     else:
         found = compare([find_run(word) for word in there])
     if sort is not None and found:
-        _sort(found, sort)
+        key = sort.replace("-", "_")
+        if key not in found[0]:
+            near = did_you_mean(key, [*found[0]])
+            raise UserError(f"--sort {sort}: no such key.{near} There are {', '.join(found[0])}.")
+        texts = any(isinstance(one[key], list | dict) for one in found)
+        found.sort(key=lambda one: (one[key] is None, str(one[key]) if texts else one[key]))
     if json:
         show.document(found)
     elif not found:
@@ -54,14 +59,6 @@ def runs(
         _list(found)
     else:
         _compare(found)
-
-
-def _sort(found: list[dict[str, Any]], word: str) -> None:
-    key = word.replace("-", "_")
-    if key not in found[0]:
-        raise UserError(f"--sort {word}: no such key.{did_you_mean(key, [*found[0]])} There are {', '.join(found[0])}.")
-    texts = any(isinstance(one[key], list | dict) for one in found)
-    found.sort(key=lambda one: (one[key] is None, str(one[key]) if texts else one[key]))
 
 
 def _list(found: list[dict[str, Any]]) -> None:
@@ -89,21 +86,18 @@ def _compare(found: list[dict[str, Any]]) -> None:
     names, losses = list(found[0]["settings"]), {"best_val_loss": "best val loss", "bits_per_byte": "bits/byte"}
     if len({one["tokenizer_id"] for one in found}) > 1:  # tokens are no common measure
         del losses["best_val_loss"]
+    shown = [{key: show.number(one[key], ".4f") for key in one if key.startswith(("best", "bits"))} for one in found]
     rows = [
         (
             ", ".join(one["runs"]),
             *one["settings"].values(),
             ", ".join(dict.fromkeys(show.number(step, ",d") for step in one["steps"])),
-            *(_spread(one, key) for key in losses),
+            *(f"{numbers[key]} ± {numbers[f'{key}_deviation']}" for key in losses),
             "n/a" if one["time_s"] is None else duration(one["time_s"]),
             "n/a" if one["tokens_per_s"] is None else quantity(one["tokens_per_s"]),
         )
-        for one in found
+        for one, numbers in zip(found, shown, strict=True)
     ]
     show.table(["run", *names, "step", *losses.values(), "time", "tokens/s"], rows)
     if any(one["best_val_loss_deviation"] is None for one in found):
         show.notes(["with one seed the spread between seeds is unknown: a small difference may be chance"])
-
-
-def _spread(one: dict[str, Any], key: str) -> str:
-    return f"{show.number(one[key], '.4f')} ± {show.number(one[f'{key}_deviation'], '.4f')}"
