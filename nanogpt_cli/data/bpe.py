@@ -84,11 +84,7 @@ def bpe_from_toml(table: dict[str, Any]) -> BpeTokenizer:
 
 
 def bpe_size(word: str) -> int:
-    """The SIZE of "bpe:SIZE".
-
-    Raises:
-        UserError: no number, or one out of range.
-    """
+    """The SIZE of "bpe:SIZE"; UserError if it is no number, or one out of range."""
     size = word.removeprefix("bpe").removeprefix(":").replace("_", "").replace(",", "")
     if not size.isdecimal() or not LEAST <= int(size) <= MOST:
         raise UserError(
@@ -137,11 +133,7 @@ def tokenizer_from_json(folder: Path) -> Tokenizer | None:
 
 
 def bpe_from_json(path: Path) -> BpeTokenizer:
-    """A tokenizer.json of Hugging Face, if it is a byte-level encoding with one of our patterns.
-
-    Raises:
-        UserError: it is damaged, or anything else; says what.
-    """
+    """A byte-level tokenizer.json with one of our patterns; UserError says what else it is, or that it is damaged."""
     whole: Any = read_json(path, limit=LARGE)
     try:
         model, added = whole["model"], whole.get("added_tokens") or []

@@ -93,11 +93,7 @@ class CharTokenizer(Tokenizer):
         self._ids[points] = np.arange(self.size)
 
     def encode(self, text: str) -> TokenIds:
-        """Ids of a text, whose line ends are what they became when the alphabet was made.
-
-        Raises:
-            UserError: characters outside the alphabet; lists them and it.
-        """
+        """Ids of a text, line ends as they were for the alphabet; UserError lists characters outside it, and it."""
         if "\r" in text and "\r" not in self.alphabet:
             text = text.replace("\r\n", "\n").replace("\r", "\n")
         ids = self._ids[np.minimum(code_points(text), len(self._ids) - 1)]
@@ -249,11 +245,7 @@ def tokenizer_in(folder: Path) -> Tokenizer | None:
 
 
 def tokenizer_from_toml(table: dict[str, Any]) -> Tokenizer:
-    """The tokenizer that `to_toml` described.
-
-    Raises:
-        UserError: the table is damaged.
-    """
+    """The tokenizer that `to_toml` described; UserError if the table is damaged."""
     kind = table.get("kind")
     if kind == "char" and isinstance(alphabet := table.get("alphabet"), str) and alphabet:
         frequent = table.get("most_frequent")

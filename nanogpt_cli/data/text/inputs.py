@@ -54,11 +54,9 @@ class LocalFiles:
 
     @contextmanager
     def open(self, index: int) -> Iterator[Path]:
-        """The path of file `index`."""
         yield self.paths[index]
 
     def identity(self) -> Any:
-        """Names, sizes and times of change."""
         return [[str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns] for path in self.paths]
 
     def content(self) -> str:
@@ -82,7 +80,6 @@ class PinnedInput:
 
     @contextmanager
     def open(self, index: int) -> Iterator[Path]:
-        """The file in the user's cache."""
         yield cached(self.file, self.progress)
 
     def identity(self) -> str:

@@ -63,8 +63,7 @@ class DataSetSpec:
     def settings(self) -> str:
         """Names what is done with the text."""
         tokenizer = self.given.to_toml() if self.given else self.tokenizer
-        how = [FORMAT, tokenizer, self.end_of_text, asdict(self.split), asdict(self.read_options)]
-        return hashed(how)
+        return hashed([FORMAT, tokenizer, self.end_of_text, asdict(self.split), asdict(self.read_options)])
 
     def request(self) -> str:
         """Names the work: two specs that make different files differ in it."""
@@ -76,7 +75,6 @@ class DataSetSpec:
 
 
 def hashed(plain: Any) -> str:
-    """SHA-256 of plain types."""
     return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
 
 
@@ -149,7 +147,6 @@ def same_text(inputs: Inputs, meta: dict[str, Any]) -> bool:
 
 
 def _difference(spec: DataSetSpec, meta: dict[str, Any]) -> str:
-    """What the folder holds instead."""
     if not meta:
         return f"{spec.folder / META} is damaged, so that it cannot be said what the token files beside it are"
     kind = meta.get("tokenizer", {}).get("kind", "unknown")
@@ -255,7 +252,6 @@ def _choose_tokenizer(spec: DataSetSpec, corpus: Corpus, progress: Progress) -> 
 
 
 def _trained(size: int, corpus: Corpus, cut: int | None, text_bytes: int, progress: Progress) -> Tokenizer:
-    """A BPE learnt from the train split."""
     progress.at("learning merges", 0, 1)
     tokenizer = train_bpe(corpus.sample(cut, SAMPLE_BYTES, text_bytes), size)
     of = f"about {SAMPLE_BYTES / 1e6:.0f} MB of train, evenly spaced" if text_bytes > SAMPLE_BYTES else "all of train"

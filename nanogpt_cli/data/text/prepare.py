@@ -147,11 +147,7 @@ def _checked(name: str) -> str:
 
 
 def default_name(words: list[str]) -> str:
-    """my.txt, my.jsonl.gz and my/ are called my.
-
-    Raises:
-        UserError: several words, a pattern, or a name of the catalogue.
-    """
+    """my.txt, my.jsonl.gz and my/ are called my; UserError for several words, a pattern, or a name of the catalogue."""
     name = _usual_name(words[0])
     if len(words) > 1 or name in ("", "-") or set("*?[") & set(name):
         raise UserError("Give this data set a name: --name NAME.")

@@ -96,11 +96,7 @@ class HubRepository:
         return sorted(files, key=lambda file: file.path)
 
     def fetch(self, file: RepositoryFile, folder: Path) -> Path:
-        """The file, below `folder`. A download that was cut short goes on where it stopped.
-
-        Raises:
-            NanogptError: it could not be fetched.
-        """
+        """The file, below `folder`, on from where a download was cut short; NanogptError if it cannot be had."""
         try:
             path = self.download(
                 self.repository, file.path, repo_type="dataset", revision=self.revision, local_dir=folder
@@ -148,12 +144,10 @@ class RepositoryInputs:
 
     @property
     def labels(self) -> list[str]:
-        """Paths in the repository."""
         return [file.path for file in self.files]
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of each file."""
         return [file.bytes for file in self.files]
 
     def identity(self) -> Any:

@@ -81,11 +81,7 @@ class SplitRule:
 
 
 def split_rule(kind: str, fraction: float | None = None, seed: int | None = None) -> SplitRule:
-    """The rule for own text: "position" or "documents".
-
-    Raises:
-        UserError: a fraction that leaves a split empty, or a seed where nothing is drawn.
-    """
+    """The rule for own text, "position" or "documents"; UserError if the others do not fit it."""
     if fraction is not None and not 0 < fraction < 1:
         raise UserError(f"--val-fraction {fraction}: a share between 0 and 1, such as {VAL_FRACTION}.")
     if kind == "documents":

@@ -62,7 +62,6 @@ class Writer:
         return self.bytes[0] // self.itemsize, self.bytes[1] // self.itemsize
 
     def add(self, chunk: Chunk, encoded: Encoded) -> None:
-        """Append the ids of the next chunk."""
         train, val, *hashes = encoded
         if self.head:
             place = max(0, self.head * self.itemsize - self.bytes[1])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,9 @@ def open_data_set(
     """
     if token_dtype not in (None, *DTYPES):
         raise UserError(f"--token-dtype {token_dtype}: use uint16 or uint32.")
-
-    def check(tokens: Tokens) -> None:
-        if not trusted:
-            check_content(tokens, full=verify, progress=progress)
-
+    check = partial(check_content, full=verify, progress=progress)
     opener = _open_ours if (folder / META).is_file() else _open_foreign
-    data_set = opener(folder, token_dtype, tokenizer, check)
+    data_set = opener(folder, token_dtype, tokenizer, (lambda _: None) if trusted else check)
     known_ids = data_set.vocab_size if data_set.tokenizer is None else data_set.tokenizer.size
     for tokens in (data_set.train, data_set.val):
         check_ids(tokens, known_ids, f"Source of that number: {data_set.vocab_source}. Prepare the data set again.")
