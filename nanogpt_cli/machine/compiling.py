@@ -23,7 +23,9 @@ def compile_model(model: nn.Module, compute: Compute, rows: int, block_size: int
     """
     bare = model.module if isinstance(model, DistributedDataParallel) else model
     assert isinstance(bare, GPT)
-    methods = _methods(bare)
+    methods: list[tuple[nn.Module, str]] = [(bare, "forward")]
+    if isinstance(bare, FSDPModule):  # the parts between which weights are gathered
+        methods = [*((block, "forward") for block in bare.h), (bare, "embed"), (bare, "loss")]
     for module, name in methods:  # not Module.compile, which would trace FSDP's hooks too
         setattr(module, name, torch.compile(getattr(module, name)))
     block = torch.zeros(rows, block_size + 1, dtype=torch.long, device=compute.device)
@@ -43,10 +45,3 @@ def compile_model(model: nn.Module, compute: Compute, rows: int, block_size: int
     finally:
         model.zero_grad(set_to_none=model is bare)  # in place where they lie in DDP's buckets
     return ""
-
-
-def _methods(model: GPT) -> list[tuple[nn.Module, str]]:
-    """The whole forward pass; of a sharded model the parts between which weights are gathered."""
-    if not isinstance(model, FSDPModule):
-        return [(model, "forward")]
-    return [*((block, "forward") for block in model.h), (model, "embed"), (model, "loss")]

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
+from torch.distributed.distributed_c10d import PrefixStore, _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule
 
 from nanogpt_cli.config.schema import SystemSettings
@@ -161,16 +161,6 @@ def choose_backend(asked: str, device: torch.device) -> str:
 
 def join(env: RankEnv, timeout: float) -> Processes:
     """Join the other ranks within `timeout` seconds; UserError names those that did not come, or the port if taken."""
-    store = _meet(env, timeout)
-    dist.init_process_group(
-        "gloo", store=store, rank=env.rank, world_size=env.world_size, timeout=timedelta(seconds=timeout)
-    )
-    _set_pg_timeout(PATIENCE, dist.group.WORLD)
-    return Processes(env.rank, env.world_size)
-
-
-def _meet(env: RankEnv, timeout: float) -> Store:
-    """A store that every rank has reached."""
     deadline = time.monotonic() + timeout
     hosts = env.rank == 0 and not env.agent_store
     if not hosts:
@@ -197,12 +187,24 @@ def _meet(env: RankEnv, timeout: float) -> Store:
     deadline += 5 * (env.rank > 0)  # rank 0 speaks for all, if it is there
     while not store.check(keys):
         if store.check(["missing"]):
-            raise _missing(json.loads(store.get("missing")), env, timeout)
+            ranks: list[int] = json.loads(store.get("missing"))
+            machines = sorted({rank // env.local_size for rank in ranks})
+            missing = UserError(
+                f"{env.world_size - len(ranks)} of {env.world_size} processes met at {env.address}:{env.port} in "
+                f"{timeout:g} s; missing: rank {', '.join(map(str, ranks))} (machine {', '.join(map(str, machines))}). "
+                "Start the same command on every machine, each with its own --node-rank; --rdzv-timeout waits longer."
+            )
+            missing.shared = 0 not in ranks
+            raise missing
         if time.monotonic() > deadline:
             store.set("missing", json.dumps([rank for rank, key in enumerate(keys) if not store.check([key])]))
             time.sleep(1)  # the others read it, before the store goes with this process
         time.sleep(0.05)
-    return store
+    dist.init_process_group(
+        "gloo", store=store, rank=env.rank, world_size=env.world_size, timeout=timedelta(seconds=timeout)
+    )
+    _set_pg_timeout(PATIENCE, dist.group.WORLD)
+    return Processes(env.rank, env.world_size)
 
 
 def _await_listener(env: RankEnv, timeout: float) -> None:
@@ -220,17 +222,6 @@ def _await_listener(env: RankEnv, timeout: float) -> None:
                     "--rdzv-timeout waits longer."
                 ) from None
         time.sleep(0.2)
-
-
-def _missing(ranks: list[int], env: RankEnv, timeout: float) -> UserError:
-    machines = sorted({rank // env.local_size for rank in ranks})
-    error = UserError(
-        f"{env.world_size - len(ranks)} of {env.world_size} processes met at {env.address}:{env.port} "
-        f"in {timeout:g} s; missing: rank {', '.join(map(str, ranks))} (machine {', '.join(map(str, machines))}). "
-        "Start the same command on every machine, each with its own --node-rank; --rdzv-timeout waits longer."
-    )
-    error.shared = 0 not in ranks
-    return error
 
 
 def lost_contact(error: BaseException) -> bool:

@@ -66,11 +66,6 @@ def full_tensor(tensor: Tensor, like: Tensor) -> Tensor:
     return gathered.cpu() if dist.get_rank() == 0 else chunk
 
 
-def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The model's state_dict, put together as by `full_tensor`."""
-    return {name: full_tensor(tensor, tensor) for name, tensor in model.state_dict().items()}
-
-
 @torch.no_grad()
 def load_full_tensors(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Copy this rank's part of full weights into the model; of a memory-mapped file no more than that is read."""

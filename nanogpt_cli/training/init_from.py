@@ -11,6 +11,8 @@ from nanogpt_cli.errors import UserError
 from nanogpt_cli.model.build import crop_block_size
 from nanogpt_cli.weights.load import LoadedModel, check_reads, load_model
 
+NAMES = [field.name for field in dataclasses.fields(ModelSettings)]
+
 
 def initial_architecture(layered: Layered, data_set: DataSet) -> tuple[ModelSettings, LoadedModel]:
     """The architecture of a run that starts from `init_from`, and what that is.
@@ -24,7 +26,7 @@ def initial_architecture(layered: Layered, data_set: DataSet) -> tuple[ModelSett
     loaded = load_model(word)
     check_reads(loaded, data_set, word)
     theirs = loaded.model.config
-    meant = [name for name in _names() if not yields(layered, name)]
+    meant = [name for name in NAMES if not yields(layered, name)]
     clashes = [
         f"{name} = {getattr(ours, name)} (the weights have {getattr(theirs, name)})"
         for name in meant
@@ -42,7 +44,7 @@ def initial_architecture(layered: Layered, data_set: DataSet) -> tuple[ModelSett
 
 def yields(layered: Layered, name: str) -> bool:
     """Whether a setting of [model] gives way to the weights of init_from: it stands in a lower layer."""
-    return name in _names() and layered.rank(name) < layered.rank("init_from")
+    return name in NAMES and layered.rank(name) < layered.rank("init_from")
 
 
 def initial_weights(config: Config) -> dict[str, Tensor]:
@@ -51,7 +53,3 @@ def initial_weights(config: Config) -> dict[str, Tensor]:
     model = load_model(config.train.init_from).model
     _, weights = crop_block_size(model.config, model.state_dict(), config.model.block_size, config.train.init_from)
     return weights
-
-
-def _names() -> list[str]:
-    return [field.name for field in dataclasses.fields(ModelSettings)]

@@ -13,7 +13,7 @@ from nanogpt_cli.errors import NonFiniteError, UserError
 from nanogpt_cli.keyed import Purpose, seed32
 from nanogpt_cli.machine.device import Compute
 from nanogpt_cli.machine.distributed import ALONE, Processes
-from nanogpt_cli.machine.sharding import full_state_dict, load_full_tensors, shard, to_local
+from nanogpt_cli.machine.sharding import full_tensor, load_full_tensors, shard, to_local
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.runs.checkpoint import FORMAT, Checkpoint, RunProgress, non_finite, refuse_non_finite
 from nanogpt_cli.training.optimizer import Optimizer
@@ -45,7 +45,7 @@ class TrainingState:
             self.config,
             self.progress,
             **self.lasting,
-            model=full_state_dict(self.model),
+            model={name: full_tensor(tensor, tensor) for name, tensor in self.model.state_dict().items()},
             optimizer=self.optimizer.state_by_name(),
             scaler=self.scaler.state_dict(),
         )
