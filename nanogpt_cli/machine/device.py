@@ -110,14 +110,10 @@ def _choose_device(asked: str, local_rank: int) -> tuple[torch.device, str]:
             return torch.device("mps"), "Apple's GPU is present"
         return torch.device("cpu"), lack or "no CUDA device and no Apple GPU here"
     device = torch.device(asked)
-    if device.type == "cuda":
-        return _cuda_device(device, asked, local_rank), "as set"
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("--device mps: this machine or this torch build has no Apple GPU. Use --device auto or cpu.")
-    return device, "as set"
-
-
-def _cuda_device(device: torch.device, asked: str, local_rank: int) -> torch.device:
+    if device.type != "cuda":
+        return device, "as set"
     count = torch.cuda.device_count()
     if not torch.cuda.is_available() or count == 0:
         build = "is built without CUDA" if torch.version.cuda is None else "sees no CUDA device"
@@ -127,16 +123,15 @@ def _cuda_device(device: torch.device, asked: str, local_rank: int) -> torch.dev
             f"--device {asked}: torch {torch.__version__} {build}. "
             "Use --device auto or cpu, or install a CUDA build (https://pytorch.org/get-started)."
         )
-    index = local_rank if device.index is None else device.index
-    if index >= count:
+    device = torch.device("cuda", local_rank if device.index is None else device.index)
+    if device.index >= count:
         raise UserError(f"--device {asked}: there are {count} CUDA devices, cuda:0 to cuda:{count - 1}.")
-    device = torch.device("cuda", index)
     if lack := _lacks_kernels(device):
         raise UserError(
             f"--device {asked}: {lack}. Use --device auto or cpu, or install a build of torch for this GPU "
             "(https://pytorch.org/get-started/previous-versions)."
         )
-    return device
+    return device, "as set"
 
 
 def _lacks_kernels(device: torch.device) -> str:
