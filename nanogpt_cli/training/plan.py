@@ -235,17 +235,13 @@ def plan_run(
         makes_run=makes_run,
         resume_point=resume_point,
         weights_from=weights_from,
-        notes=(),
-        warnings=(),
+        notes=(*data_set.notes, *notes),
+        warnings=tuple(without_effect(layered)),
         peak=env.launcher.peak if env.launcher else find_peak(config, compute),
         expected_mfu=expected_mfu(compute.device, compute.dtype_name, config.model.n_embd),
     )
     remarks, cautions = _look_over(plan)
-    return dataclasses.replace(
-        plan,
-        notes=(*data_set.notes, *notes, *remarks),
-        warnings=(*without_effect(layered), *cautions, *warnings),
-    )
+    return dataclasses.replace(plan, notes=(*plan.notes, *remarks), warnings=(*plan.warnings, *cautions, *warnings))
 
 
 def plan_of_rank(plan: Plan, env: RankEnv) -> Plan:
