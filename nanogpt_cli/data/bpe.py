@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanogpt_cli.data.tokenizers import END_OF_TEXT, GPT2_EOT, GPT2_IDS, TiktokenTokenizer, Tokenizer
+from nanogpt_cli.data.tokenizers import END_OF_TEXT, TiktokenTokenizer, Tokenizer, gpt2_tokenizer
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.foreign import LARGE, read_json
 
@@ -119,7 +119,7 @@ def tokenizer_from_json(folder: Path) -> Tokenizer | None:
     if isinstance(words, dict) and all(isinstance(number, int) for number in words.values()):
         lines = "\n".join(sorted(words, key=lambda word: words[word]))
         if hashlib.sha256(lines.encode("utf-8", "replace")).hexdigest() == GPT2_WORDS:
-            return TiktokenTokenizer("gpt2", GPT2_IDS, GPT2_EOT)
+            return gpt2_tokenizer()
     if not path.is_file():
         if words is not None:
             raise UserError(f"{vocabulary} is not GPT-2's, and there is no tokenizer.json, which can be read.")

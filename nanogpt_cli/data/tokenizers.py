@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import tiktoken
 
 TokenIds: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
-GPT2_IDS, GPT2_EOT = 50_257, 50_256
 END_OF_TEXT = b"<|endoftext|>"
 REPLACEMENT = "\ufffd".encode()
 
@@ -187,6 +186,11 @@ class TiktokenTokenizer(Tokenizer):
 
     def to_toml(self) -> dict[str, Any]:
         return {"kind": self.kind, "size": self.size, "eot": self.eot}
+
+
+def gpt2_tokenizer() -> Tokenizer:
+    """GPT-2's; its files are looked for when text is first met."""
+    return TiktokenTokenizer("gpt2", 50_257, 50_256)
 
 
 def get_tokenizer(word: str, progress: Progress = QUIET) -> Tokenizer:

@@ -80,7 +80,7 @@ def export_file(loaded: LoadedModel, path: Path, kind: GgufType, progress: Progr
     settings, tensors, notes = _prepared(loaded, torch.float32)
     count = export_gguf(settings, tensors, loaded.tokenizer, path, kind, progress)
     parameters = sum(t.numel() for t in tensors.values())
-    notes = ["A GGUF file, written for llama.cpp and what builds on it, such as Ollama.", *notes, *_remarks(settings)]
+    notes = ["A GGUF file for llama.cpp and what builds on it, such as Ollama.", *notes, *_remarks(settings)]
     return Exported(path, "gguf", count, parameters, path.stat().st_size, notes)
 
 

@@ -9,15 +9,7 @@ import torch
 
 from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.schema import Config
-from nanogpt_cli.data.tokenizers import (
-    GPT2_EOT,
-    GPT2_IDS,
-    CharTokenizer,
-    TiktokenTokenizer,
-    Tokenizer,
-    tokenizer_from_toml,
-    tokenizer_in,
-)
+from nanogpt_cli.data.tokenizers import CharTokenizer, Tokenizer, gpt2_tokenizer, tokenizer_from_toml, tokenizer_in
 from nanogpt_cli.data.tokens.data_set import DataSet
 from nanogpt_cli.data.tokens.files import prepare_line
 from nanogpt_cli.data.tokens.formats import read_meta_pkl
@@ -32,7 +24,7 @@ from nanogpt_cli.weights.nanogpt import from_nanogpt
 from nanogpt_cli.weights.pretrained import CONFIG, GPT2_MODELS, HubRepo, hub_directory, hub_file
 from nanogpt_cli.weights.resolve import find_model
 
-GPT2_TABLES = (GPT2_IDS, 50_304)  # as released, and padded as nanoGPT does
+GPT2_TABLES = (50_257, 50_304)  # as released, and padded as nanoGPT does
 
 
 @dataclass(frozen=True)
@@ -167,7 +159,7 @@ def _nanogpt_tokenizer(places: list[Path], vocab_size: int) -> tuple[Tokenizer |
         if tokenizer is not None and tokenizer.size == vocab_size:
             return tokenizer, f"tokenizer: the {vocab_size} characters of {place}"
     if vocab_size in GPT2_TABLES:
-        return _gpt2_tokenizer(), "tokenizer: GPT-2's, going by the size of the token table"
+        return gpt2_tokenizer(), "tokenizer: GPT-2's, going by the size of the token table"
     sought = ", ".join(map(str, places))
     return None, f"no meta.pkl for {vocab_size} ids in {sought}: no text can be read or written (put one there)"
 
@@ -183,7 +175,7 @@ def _from_folder(folder: Path, word: str = "", released: str | None = None) -> L
     """A Hugging Face folder: `word` on the hub, a released GPT-2, or as it lies there."""
     settings, tensors, notes = read_folder(folder)
     rows, source = settings.vocab_size or 0, f"{word} at {folder.name[:8]}" if word else str(folder)
-    tokenizer, note = (_gpt2_tokenizer(), "") if released else _folder_tokenizer(folder, rows)
+    tokenizer, note = (gpt2_tokenizer(), "") if released else _folder_tokenizer(folder, rows)
     if tokenizer is not None and tokenizer.size > rows:
         note = f"the tokenizer of {folder} is unused: it has {tokenizer.size:,} ids, the token table {rows:,}"
         tokenizer = None
@@ -203,10 +195,5 @@ def _folder_tokenizer(folder: Path, rows: int) -> tuple[Tokenizer | None, str]:
     except UserError as error:
         return None, f"no text can be read or written: {error}"
     if tokenizer is None and rows in GPT2_TABLES:
-        return _gpt2_tokenizer(), "tokenizer: GPT-2's, going by the size of the token table"
+        return gpt2_tokenizer(), "tokenizer: GPT-2's, going by the size of the token table"
     return tokenizer, "" if tokenizer else f"there is no tokenizer in {folder}: no text can be read or written"
-
-
-def _gpt2_tokenizer() -> Tokenizer:
-    """GPT-2's; its files are looked for when text is first met."""
-    return TiktokenTokenizer("gpt2", GPT2_IDS, GPT2_EOT)
