@@ -56,6 +56,9 @@ class HfTokenizer(Tokenizer):
     def token_bytes(self) -> list[bytes]:
         return [self._known.get(i, REPLACEMENT) for i in range(self.size)]
 
+    def __reduce__(self) -> tuple[type["HfTokenizer"], tuple[str, str]]:
+        return HfTokenizer, (self.content, self.end)  # the library's own pickle forgets what is set below
+
     @cached_property
     def encoding(self) -> "tokenizers.Tokenizer":
         """Raises UserError if the library is missing, or refuses the file."""

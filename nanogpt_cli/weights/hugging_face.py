@@ -39,7 +39,7 @@ class Layout:
     prefix: str
     blocks: str
     names: Mapping[str, Sequence[str]]
-    transposed: tuple[str, ...]
+    transposed: Sequence[str]
     sizes: Mapping[str, str]
     eps: str
     fixed: Mapping[str, Sequence[Any]]
@@ -47,7 +47,7 @@ class Layout:
 
     def oriented(self, name: str, tensor: Tensor) -> Tensor:
         """Our parameter `name` in their orientation, or theirs in ours."""
-        return tensor.t().contiguous() if name.endswith(self.transposed) else tensor
+        return tensor.t().contiguous() if name.endswith(tuple(self.transposed)) else tensor
 
     def parts(self, name: str) -> tuple[str, ...]:
         """Their names for our parameter `name`."""
@@ -79,7 +79,7 @@ class Layout:
 
 
 LAYOUTS: dict[str, Layout] = {
-    kind: Layout(**{**table, "names": _TABLES["names"][table["names"]], "transposed": tuple(table["transposed"])})
+    kind: Layout(**{**table, **{part: _TABLES[part][table["names"]] for part in ("names", "sizes")}})
     for kind, table in _TABLES["layouts"].items()
 }
 

@@ -1,6 +1,7 @@
 """Tokenizers of Hugging Face with splits and special tokens of their own: the library's ids, and text from any id."""
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ def test_ids_are_those_of_the_library_and_come_back_as_text(tmp_path: Path, styl
         if "<|" not in text:
             assert ids == theirs.encode(text, add_special_tokens=False).ids
     assert (ours.byte_lengths()[end], ours.decode([end])) == (0, "<|endoftext|>")
-    again = tokenizer_from_toml(ours.to_toml())
-    assert again.identity == ours.identity
-    assert again.encode(TEXT).tolist() == ours.encode(TEXT).tolist()
+    for again in (tokenizer_from_toml(ours.to_toml()), pickle.loads(pickle.dumps(ours))):  # as workers get it
+        assert again.identity == ours.identity
+        assert [again.encode(text).tolist() for text in NASTY] == [ours.encode(text).tolist() for text in NASTY]
 
 
 def test_a_text_ends_as_the_config_says(tmp_path: Path) -> None:

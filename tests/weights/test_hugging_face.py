@@ -32,7 +32,7 @@ CONFIG: dict[str, Any] = {
 
 def to_stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """A parameter in the orientation of GPT-2's files."""
-    return tensor.t() if name.endswith(LAYOUTS["gpt2"].transposed) else tensor
+    return tensor.t() if name.endswith(tuple(LAYOUTS["gpt2"].transposed)) else tensor
 
 
 SHAPES = [(1, 1, 8, 16, 11), (2, 2, 16, 32, 65), (3, 3, 27, 24, 257), (2, 5, 40, 64, 1000)]
