@@ -10,6 +10,7 @@ from timeit import timeit
 from nanogpt_cli.data.bpe import BpeTokenizer
 from nanogpt_cli.data.tokenizers import TokenIds, Tokenizer, utf8, without_surrogates
 from nanogpt_cli.errors import NanogptError
+from nanogpt_cli.files import write_bytes
 
 LEAST = 500_000  # characters; less is not worth the start
 SAMPLE = 8192  # characters of each chunk that both encode
@@ -35,7 +36,7 @@ class FastEngine:
         ranks = enumerate(self.tokenizer.token_bytes[:-1])  # without end of text: written out it is plain text
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "ranks"
-            path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in ranks))
+            write_bytes(path, b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in ranks))
             self.engine = gigatoken.Tokenizer.from_tiktoken(path, pretokenizer=pattern, special_tokens={})
         self.encoded = 0
 

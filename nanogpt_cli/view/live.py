@@ -30,7 +30,7 @@ BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-~+=*#"
 
 def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook."""
-    return "ipykernel" in sys.modules and hasattr(sys.modules["IPython"].get_ipython(), "kernel")
+    return "IPython" in sys.modules and hasattr(sys.modules["IPython"].get_ipython(), "kernel")
 
 
 def usable_terminal(stream: TextIO) -> bool:
