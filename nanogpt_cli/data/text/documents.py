@@ -317,12 +317,15 @@ def pieces(blocks: Iterable[str], separator: str | None = None) -> Iterator[Piec
             for text in complete:
                 yield from _cut(text.lstrip("\n") if fresh else text, strip=True)
                 fresh = True
-            held = held.lstrip("\n") if fresh else held
+            begun = held.lstrip("\n")  # unless the line breaks may be the start of a separator
+            held = begun if fresh and (separator[0] != "\n" or len(begun) >= len(separator)) else held
         done = 0
         for place in _places_to_cut(held, len(separator or "")):  # the end may be the start of a separator
             yield Piece(held[done:place], False)
             done, fresh = place, False
         held = held[done:]
+    if separator is not None and fresh:
+        held = held.lstrip("\n")
     if held or not fresh or separator is None:
         yield from _cut(held, strip=separator is not None)
 

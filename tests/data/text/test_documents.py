@@ -259,6 +259,7 @@ def test_without_pyarrow_the_message_says_what_to_install(tmp_path: Path, monkey
 
 
 @given(text=TEXT, separator=st.sampled_from([None, "\n\n", "<|>", " "]), size=st.integers(1, 50))
+@example(text="\n\n", separator="\n\n", size=1)
 @settings(max_examples=300)
 def test_pieces_do_not_depend_on_blocks(text: str, separator: str | None, size: int) -> None:
     blocks = [text[start : start + size] for start in range(0, len(text), size)]
