@@ -31,6 +31,7 @@ from nanogpt_cli.files import (
     temporary_beside,
 )
 from nanogpt_cli.model.build import check_tensors, meta_parameters
+from nanogpt_cli.runs.directory import is_bomb
 
 FORMAT = 2
 Checkpoint = dict[str, Any]
@@ -269,6 +270,8 @@ def damage(path: Path) -> str:
         return "the file is empty"
     try:
         with zipfile.ZipFile(path) as archive:
+            if is_bomb(archive, path):
+                return "the file says that it holds more than it is long"
             broken = archive.testzip()
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
         return f"the file is damaged, truncated, or no checkpoint ({error})"

@@ -184,7 +184,7 @@ def saved_step(path: Path) -> int | None:
     """The step in a checkpoint of ours, read without torch; None if it is damaged, as far as a short look can tell."""
     try:
         with zipfile.ZipFile(path) as archive:
-            if path.stat().st_size <= QUICKLY_READ and archive.testzip() is not None:
+            if is_bomb(archive, path) or (path.stat().st_size <= QUICKLY_READ and archive.testzip() is not None):
                 return None
             name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
             if archive.getinfo(name).file_size > QUICKLY_READ:
@@ -193,6 +193,11 @@ def saved_step(path: Path) -> int | None:
             return step if type(step) is int else None
     except Exception:  # there is no list of what damage makes of an archive and a pickle
         return None
+
+
+def is_bomb(archive: zipfile.ZipFile, path: Path) -> bool:
+    """Whether a checkpoint says that it holds more than the file `path` is long: torch compresses nothing."""
+    return sum(member.file_size for member in archive.infolist()) > path.stat().st_size
 
 
 class _Inert(pickle.Unpickler):

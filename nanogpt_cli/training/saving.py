@@ -25,7 +25,7 @@ def deadline(max_minutes: float) -> tuple[float, str]:
     """When this life of a run has to be over, and what says so: --max-minutes, or its SLURM job that is ended then."""
     at, what = time.time() + 60 * max_minutes if max_minutes else math.inf, "--max-minutes"
     if job_ends := os.environ.get("SLURM_JOB_END_TIME"):
-        if not job_ends.isdigit():
+        if not job_ends.isdecimal():
             wrong = UserError(f"SLURM_JOB_END_TIME is {shown(job_ends)}: seconds since 1970 are needed. Unset it.")
             wrong.shared = True
             raise wrong

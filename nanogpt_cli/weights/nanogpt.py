@@ -7,17 +7,40 @@ when they come from a compiled or a DDP model.
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel, InstanceOf, ValidationError
 from torch import Tensor
 
 from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.errors import UserError, typed
+from nanogpt_cli.foreign import brief
 from nanogpt_cli.model.build import check_tensors, meta_parameters
+from nanogpt_cli.runs.checkpoint import Count
 
 WRAPPERS = ("module.", "_orig_mod.")
 PREFIX = "transformer."
 HEAD = "lm_head.weight"  # the same tensor as the token table
 MASK = ".attn.bias"
 Moments = dict[str, dict[str, Tensor]]
+
+
+class Moment(BaseModel):  # of AdamW, of one parameter
+    step: InstanceOf[Tensor]
+    exp_avg: InstanceOf[Tensor]
+    exp_avg_sq: InstanceOf[Tensor]
+
+
+class OptimizerState(BaseModel):
+    state: dict[int, Moment] = {}
+
+
+class Content(BaseModel):
+    """What nanoGPT saves, as far as it is read."""
+
+    model: dict[str, InstanceOf[Tensor]]
+    model_args: dict[str, Any]
+    optimizer: OptimizerState | None = None
+    iter_num: Count = 0
+    config: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -28,31 +51,33 @@ class NanoGPTCheckpoint:
     tensors: dict[str, Tensor]
     adamw: Moments | None  # by our parameter names: exp_avg, exp_avg_sq, step; None if the file has no moments
     step: int  # completed updates
-    best_loss: float | None
     dataset: str | None
     tables: dict[str, dict[str, Any]]  # its training settings, as a layer for our configuration
 
 
 def from_nanogpt(content: dict[str, Any], source: str) -> NanoGPTCheckpoint:
     """Translate the dict that nanoGPT saved; UserError names missing parts, wrong types and tensors that do not fit."""
-    settings = _settings(content["model_args"], source)
-    named = {_our_name(name): tensor for name, tensor in content["model"].items()}
+    try:
+        found = Content.model_validate(content)
+    except ValidationError as error:
+        place = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise UserError(f"{source}: its {brief(place)} is not what nanoGPT writes there.") from None
+    settings = _settings(found.model_args, source)
+    named = {_our_name(name): tensor for name, tensor in found.model.items()}
     tensors = {name: tensor for name, tensor in named.items() if name != HEAD and not name.endswith(MASK)}
     check_tensors(tensors, meta_parameters(settings), source)
-    config = content.get("config") or {}
-    best = content.get("best_val_loss")
+    config = found.config or {}
     return NanoGPTCheckpoint(
         settings=settings,
         tensors=tensors,
-        adamw=_moments(content["optimizer"], tensors, source) if content.get("optimizer") else None,
-        step=int(content.get("iter_num", 0)),
-        best_loss=None if best is None or float(best) >= 1e9 else float(best),  # 1e9 is its "none yet"
+        adamw=_moments(found.optimizer.state, tensors, source) if found.optimizer and found.optimizer.state else None,
+        step=found.iter_num,
         dataset=config.get("dataset"),
         tables=training_tables(config),
     )
 
 
-def _settings(args: Any, source: str) -> ModelSettings:
+def _settings(args: dict[str, Any], source: str) -> ModelSettings:
     try:
         return ModelSettings(
             n_layer=args["n_layer"],
@@ -64,7 +89,7 @@ def _settings(args: Any, source: str) -> ModelSettings:
             dropout=float(args.get("dropout", 0.0)),
             activation="gelu",
         )
-    except (AttributeError, KeyError, TypeError, ValueError, UserError) as error:
+    except (KeyError, TypeError, ValueError, UserError) as error:
         raise UserError(f"{source}: model_args do not describe a nanoGPT model: {error}") from None
 
 
@@ -74,21 +99,19 @@ def _our_name(name: str) -> str:
     return name.removeprefix(PREFIX)
 
 
-def _moments(state: dict[str, Any], tensors: dict[str, Tensor], source: str) -> Moments | None:
+def _moments(numbered: dict[int, Moment], tensors: dict[str, Tensor], source: str) -> Moments:
     """AdamW's state by parameter name; torch numbers it by group: first all matrices, then all vectors."""
     order = [n for n, t in tensors.items() if t.dim() >= 2] + [n for n, t in tensors.items() if t.dim() < 2]
-    numbered = state.get("state", {})
-    if not numbered:
-        return None
     fits = list(numbered) == list(range(len(order))) and all(
-        numbered[i]["exp_avg"].shape == tensors[name].shape for i, name in enumerate(order)
+        numbered[i].exp_avg.shape == numbered[i].exp_avg_sq.shape == tensors[name].shape and numbered[i].step.ndim == 0
+        for i, name in enumerate(order)
     )
     if not fits:
         raise UserError(
             f"{source}: the optimizer state does not belong to these weights (another order of parameters?). "
             f"To start a new run from the weights alone: nanogpt train --init-from {typed(source)}"
         )
-    return {name: dict(numbered[i]) for i, name in enumerate(order)}
+    return {name: vars(numbered[i]) for i, name in enumerate(order)}
 
 
 def training_tables(config: dict[str, Any]) -> dict[str, dict[str, Any]]:

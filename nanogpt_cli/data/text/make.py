@@ -43,6 +43,13 @@ EOT_RULES = {
     "none": "none",
 }
 
+FORM: dict[type, tuple[str, ...]] = {  # of meta.toml, as far as it is reported
+    str: ("name", "dtype", "eot_rule", "split_rule"),
+    int: ("vocab_size",),
+    list: ("warnings",),
+    dict: ("splits", "tokenizer", "source", "statistics"),
+}
+
 
 @dataclass(frozen=True)
 class DataSetSpec:
@@ -108,7 +115,7 @@ def make_data_set(
             shutil.rmtree(spec.folder / WORK, ignore_errors=True)  # of a process killed when all but this was done
         else:
             with _work_folder(spec, progress) as work:
-                if not (work / META).is_file():  # else nothing but the last renames is missing
+                if not read_meta(work / META):  # else nothing but the last renames is missing
                     write_toml(work / META, _make(spec, work, workers, progress))
                 meta = _install(work, spec.folder)
     return Prepared(spec.folder, meta, found is not None, time.perf_counter() - started)
@@ -120,7 +127,7 @@ def _already(spec: DataSetSpec, progress: Progress) -> dict[str, Any] | None:
     if path.is_file():
         meta = read_meta(path)
         if meta.get("settings") == spec.settings() and same_text(spec.inputs, meta):
-            if meta["source"]["identity"] != hashed(spec.inputs.identity()):  # so that next time nothing is read
+            if meta["source"].get("identity") != hashed(spec.inputs.identity()):  # so that next time nothing is read
                 meta["source"]["identity"] = hashed(spec.inputs.identity())
                 write_toml(path, meta)
             try:
@@ -143,14 +150,14 @@ def same_text(inputs: Inputs, meta: dict[str, Any]) -> bool:
     source: dict[str, Any] = meta.get("source", {})
     if source.get("identity") == hashed(inputs.identity()):
         return True
-    return "bytes" in source and source["bytes"] == sum(inputs.sizes) and source["sha256"] == inputs.content()
+    return source.get("bytes") == sum(inputs.sizes) and source.get("sha256") == inputs.content()
 
 
 def _difference(spec: DataSetSpec, meta: dict[str, Any]) -> str:
     if not meta:
         return f"{spec.folder / META} is damaged, so that it cannot be said what the token files beside it are"
-    kind = meta.get("tokenizer", {}).get("kind", "unknown")
-    if meta.get("settings") == spec.settings() and meta.get("source", {}).get("paths") == _readable(spec.inputs.labels):
+    kind = meta["tokenizer"]["kind"]
+    if meta.get("settings") == spec.settings() and meta["source"].get("paths") == _readable(spec.inputs.labels):
         return f"{_few(spec.inputs.labels)} has changed since {spec.folder} was made from it"
     return f"{spec.folder} holds a data set made from other text or with other settings (tokenizer {kind})"
 
