@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nanogpt_cli import foreign
 from nanogpt_cli.data.bpe import SAMPLE_BYTES, bpe_size, train_bpe
 from nanogpt_cli.data.fast import OtherIdsError
 from nanogpt_cli.data.text.documents import ReadOptions
@@ -43,11 +44,11 @@ EOT_RULES = {
     "none": "none",
 }
 
-FORM: dict[type, tuple[str, ...]] = {  # of meta.toml, as far as it is reported
-    str: ("name", "dtype", "eot_rule", "split_rule"),
-    int: ("vocab_size",),
-    list: ("warnings",),
-    dict: ("splits", "tokenizer", "source", "statistics"),
+FORM: dict[str, type] = {  # of meta.toml, as far as it is reported
+    **dict.fromkeys(("name", "dtype", "eot_rule", "split_rule"), str),
+    **dict.fromkeys(("splits", "tokenizer", "source", "statistics"), dict),
+    "vocab_size": int,
+    "warnings": list,
 }
 
 
@@ -115,7 +116,7 @@ def make_data_set(
             shutil.rmtree(spec.folder / WORK, ignore_errors=True)  # of a process killed when all but this was done
         else:
             with _work_folder(spec, progress) as work:
-                if not read_meta(work / META):  # else nothing but the last renames is missing
+                if not whole_meta(work / META):  # else nothing but the last renames is missing
                     write_toml(work / META, _make(spec, work, workers, progress))
                 meta = _install(work, spec.folder)
     return Prepared(spec.folder, meta, found is not None, time.perf_counter() - started)
@@ -125,7 +126,7 @@ def _already(spec: DataSetSpec, progress: Progress) -> dict[str, Any] | None:
     """The metadata if the data set is complete, undamaged and the same; UserError if the folder holds another one."""
     path = spec.folder / META
     if path.is_file():
-        meta = read_meta(path)
+        meta = whole_meta(path)
         if meta.get("settings") == spec.settings() and same_text(spec.inputs, meta):
             if meta["source"].get("identity") != hashed(spec.inputs.identity()):  # so that next time nothing is read
                 meta["source"]["identity"] = hashed(spec.inputs.identity())
@@ -143,6 +144,22 @@ def _already(spec: DataSetSpec, progress: Progress) -> dict[str, Any] | None:
         return None
     replace, keep = spec.line("--force"), spec.line("--name", f"{spec.name}-2")
     raise UserError(f"{found}. To replace it: {replace}. To keep it, give this one another name: {keep}")
+
+
+def whole_meta(path: Path) -> dict[str, Any]:
+    """What meta.toml says; nothing where it is not there, damaged, or lacks what is reported of a data set."""
+    meta = read_meta(path)
+    try:
+        for key, kind in FORM.items():
+            foreign.field(meta, key, kind, path)
+        foreign.field(meta["tokenizer"], "kind", str, path)
+        for split in SPLITS:
+            foreign.count(meta["splits"].get(split), "tokens", path, high=foreign.HIGHEST)
+        for key in ("documents", "empty_documents", "characters"):
+            foreign.count(meta["statistics"], key, path, low=0, high=foreign.HIGHEST)
+    except UserError:
+        return {}
+    return meta
 
 
 def same_text(inputs: Inputs, meta: dict[str, Any]) -> bool:

@@ -11,11 +11,11 @@ from nanogpt_cli.data.bpe import bpe_size
 from nanogpt_cli.data.catalogue import Entry
 from nanogpt_cli.data.text.documents import COMPRESSED, ReadOptions, file_kind
 from nanogpt_cli.data.text.inputs import Inputs, LocalFiles, PinnedInput, find_files, spooled
-from nanogpt_cli.data.text.make import DataSetSpec, Prepared, make_data_set, same_text
+from nanogpt_cli.data.text.make import DataSetSpec, Prepared, make_data_set, same_text, whole_meta
 from nanogpt_cli.data.text.repository import EXTRA, HubRepository, LocalRepository, Repository, RepositoryInputs
 from nanogpt_cli.data.text.splits import SplitRule, split_rule
 from nanogpt_cli.data.tokenizers import reused_tokenizer
-from nanogpt_cli.data.tokens.files import META, WORK, read_meta
+from nanogpt_cli.data.tokens.files import META, WORK
 from nanogpt_cli.errors import UserError, did_you_mean, typed
 from nanogpt_cli.progress import QUIET, Progress
 
@@ -185,7 +185,7 @@ def ensure_prepared(dataset: str, root: Path = ROOT, *, progress: Progress = QUI
     if entry is None and Path(dataset).is_file():
         name = default_name([dataset])
         folder = root / name
-        meta = read_meta(folder / META)
+        meta = whole_meta(folder / META)
         if same_text(LocalFiles([Path(dataset)]), meta):  # perhaps with settings that the user chose
             progress.say(f"{dataset} is prepared in {folder}, by {meta.get('tokenizer', {}).get('kind')}")
         else:
