@@ -29,7 +29,6 @@ def plot(
     """Draw losses, learning rate and tokens/s of one or more runs.
 
     Thin lines are training losses, thick ones with marks validation losses; where tokenizers differ, in bits per byte.
-
     """
     from nanogpt_cli.view.plot import draw
     from nanogpt_cli.weights.resolve import find_run

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanogpt_cli.data.tokenizers import END_OF_TEXT, TiktokenTokenizer, Tokenizer, gpt2_tokenizer
 from nanogpt_cli.errors import UserError
-from nanogpt_cli.foreign import LARGE, read_json
+from nanogpt_cli.foreign import read_json
 
 if TYPE_CHECKING:
     import tiktoken
@@ -111,30 +111,30 @@ def tokenizer_from_json(folder: Path) -> Tokenizer | None:
         UserError: it is damaged, or no byte-level encoding.
     """
     path, vocabulary = folder / "tokenizer.json", folder / "vocab.json"
+    whole = read_json(path) if path.is_file() else None
     words: Any = None
     if vocabulary.is_file():
         words = read_json(vocabulary)
-    elif path.is_file() and isinstance(model := read_json(path).get("model"), dict):
+    elif whole is not None and isinstance(model := whole.get("model"), dict):
         words = model.get("vocab")
     if isinstance(words, dict) and all(isinstance(number, int) for number in words.values()):
         lines = "\n".join(sorted(words, key=lambda word: words[word]))
         if hashlib.sha256(lines.encode("utf-8", "replace")).hexdigest() == GPT2_WORDS:
             return gpt2_tokenizer()
-    if not path.is_file():
+    if whole is None:
         if words is not None:
             raise UserError(f"{vocabulary} is not GPT-2's, and there is no tokenizer.json, which can be read.")
         return None
     try:
-        return bpe_from_json(path)  # by tiktoken, which is faster and always there
+        return bpe_from_json(whole, path)  # by tiktoken, which is faster and always there
     except UserError:
         from nanogpt_cli.data.hf_tokenizer import hf_tokenizer
 
         return hf_tokenizer(folder)
 
 
-def bpe_from_json(path: Path) -> BpeTokenizer:
-    """A byte-level tokenizer.json with one of our patterns; UserError says what else it is, or that it is damaged."""
-    whole: Any = read_json(path, limit=LARGE)
+def bpe_from_json(whole: Any, path: Path) -> BpeTokenizer:
+    """That of a tokenizer.json, read from `path`, if it is byte-level with one of our patterns; UserError if not."""
     try:
         model, added = whole["model"], whole.get("added_tokens") or []
         if model["type"] != "BPE":

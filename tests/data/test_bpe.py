@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from tiktoken_ext import openai_public
 
 from nanogpt_cli.cli import main
-from nanogpt_cli.data.bpe import PATTERNS, SPELLINGS, BpeTokenizer, bpe_from_json, bpe_size, train_bpe
+from nanogpt_cli.data.bpe import (
+    PATTERNS,
+    SPELLINGS,
+    BpeTokenizer,
+    bpe_from_json,
+    bpe_size,
+    tokenizer_from_json,
+    train_bpe,
+)
 from nanogpt_cli.data.text import encode
 from nanogpt_cli.data.text.documents import ReadOptions
 from nanogpt_cli.data.text.encode import Corpus
@@ -23,6 +31,7 @@ from nanogpt_cli.data.text.splits import split_rule
 from nanogpt_cli.data.tokenizers import Tokenizer, get_tokenizer, tokenizer_from_toml
 from nanogpt_cli.data.tokens.data_set import open_data_set
 from nanogpt_cli.errors import UserError
+from nanogpt_cli.foreign import read_json
 from tests.heard import Heard
 
 PLAY = "".join(f"Line {n} of the play, {'so ' * (n % 7)}it is said; 道可道 {n * n}.\n" for n in range(400))
@@ -233,17 +242,22 @@ def written(tokenizer: BpeTokenizer, **changes: Any) -> Path:
     return path
 
 
+def read(path: Path) -> BpeTokenizer:
+    return bpe_from_json(read_json(path), path)
+
+
 def split_by(regex: str) -> dict[str, Any]:
     split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
     return {"type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel", "use_regex": False}]}
 
 
 def test_a_tokenizer_of_hugging_face(trained: BpeTokenizer) -> None:
-    path = written(trained)
-    assert bpe_from_json(path).identity == trained.identity
+    theirs = tokenizer_from_json(written(trained).parent)
+    assert theirs is not None
+    assert theirs.identity == trained.identity
     assert get_tokenizer("theirs").encode(PLAY).tolist() == trained.encode(PLAY).tolist()
     for pattern, name in SPELLINGS.items():
-        assert bpe_from_json(written(trained, pre_tokenizer=split_by(pattern))).pattern == name
+        assert read(written(trained, pre_tokenizer=split_by(pattern))).pattern == name
 
 
 @pytest.mark.parametrize(
@@ -260,7 +274,7 @@ def test_a_tokenizer_of_hugging_face(trained: BpeTokenizer) -> None:
 )
 def test_tokenizers_that_mean_something_else(trained: BpeTokenizer, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=rf"tokenizer\.json.*{message}"):
-        bpe_from_json(written(trained, **changes))
+        read(written(trained, **changes))
 
 
 def test_ids_must_follow_the_merges(trained: BpeTokenizer) -> None:
@@ -268,7 +282,7 @@ def test_ids_must_follow_the_merges(trained: BpeTokenizer) -> None:
     merges = content["model"]["merges"]
     content["model"]["merges"] = [merges[1], merges[0], *merges[2:]]
     with pytest.raises(UserError, match="its ids do not follow its merges"):
-        bpe_from_json(written(trained, model=content["model"]))
+        read(written(trained, model=content["model"]))
 
 
 def published() -> dict[str, str]:

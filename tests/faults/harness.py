@@ -12,6 +12,8 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Protocol
 
+from hypothesis import HealthCheck, settings
+
 PRELOADED = (
     "torch._dynamo",  # torch.optim loads it with the first optimizer
     "torch._inductor",
@@ -34,6 +36,17 @@ PRELOADED = (
 
 
 NUMBERS = itertools.count()
+
+
+def search(examples: int) -> settings:
+    """For hypothesis: so many examples, always the same; as many as FUZZ_EXAMPLES says, and always others."""
+    more = os.environ.get("FUZZ_EXAMPLES")
+    return settings(
+        max_examples=int(more or examples),
+        deadline=None,
+        derandomize=more is None,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 class Patch(Protocol):

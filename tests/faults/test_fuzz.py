@@ -4,29 +4,22 @@ FUZZ_EXAMPLES=3000 pytest tests/faults/test_fuzz.py searches longer, and elsewhe
 """
 
 import hashlib
-import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanogpt_cli.cli.main import COMMANDS, run
 from nanogpt_cli.config.schema import SECTIONS
 from nanogpt_cli.config.schema import settings as known_settings
-from tests.faults.harness import nanogpt
+from tests.faults.harness import nanogpt, search
 from tests.faults.lives import Lab
 
-EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
-SEARCH = settings(
-    max_examples=int(EXAMPLES or 60),
-    deadline=None,
-    derandomize=EXAMPLES is None,
-    suppress_health_check=list(HealthCheck),
-)
+SEARCH = search(60)
 # what a shell can pass on: no NUL, and bytes that are no UTF-8 as Python shows them
 TYPED = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]) | st.just("\udcff"), max_size=12)
 TEXT = st.text(max_size=6)

@@ -17,26 +17,20 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanogpt_cli.cli.main import run
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.machine.rank_env import RankEnv, read_rank_env
 from nanogpt_cli.training.saving import deadline
-from tests.faults.harness import nanogpt
+from tests.faults.harness import nanogpt, search
 from tests.faults.lives import KILLED, Lab
 from tests.faults.taps import At, Kill
 from tests.models import LLAMA, SETTINGS, make_run
 from tests.weights.test_nanogpt import in_its_format, trained
 
-EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
-SEARCH = settings(
-    max_examples=int(EXAMPLES or 8),
-    deadline=None,
-    derandomize=EXAMPLES is None,
-    suppress_health_check=list(HealthCheck),
-)
+SEARCH = search(8)
 QUICK = 5.0  # seconds of work that a refusal may take
 DRY = ["--dry-run", "--data-dir", "data/my", "--peak-tflops", "1", "--run", "runs/new", "--device", "cpu"]
 # what JSON and TOML can say; whole numbers at the borders of what can be built

@@ -187,7 +187,7 @@ def ensure_prepared(dataset: str, root: Path = ROOT, *, progress: Progress = QUI
         folder = root / name
         meta = whole_meta(folder / META)
         if same_text(LocalFiles([Path(dataset)]), meta):  # perhaps with settings that the user chose
-            progress.say(f"{dataset} is prepared in {folder}, by {meta.get('tokenizer', {}).get('kind')}")
+            progress.say(f"{dataset} is prepared in {folder}, by {meta['tokenizer']['kind']}")
         else:
             prepare_paths([dataset], folder=None if root == ROOT else folder, progress=progress)
         return name
