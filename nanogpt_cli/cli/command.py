@@ -22,6 +22,7 @@ from nanogpt_cli.terminal import QUIET
 
 WIDTH = 100  # of help texts, at most
 NAMES = 34  # of the column of flags, at most
+OF_ALL = ("-q", "--quiet", "--json")  # flags that every command has
 
 
 class Command(TyperCommand):
@@ -70,12 +71,14 @@ class Group(TyperGroup):
     names: tuple[str, ...]  # set by main
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Flags in front of the command are normalised, the command and what follows is left to it."""
+        """Flags in front of the command are normalised or, where all commands have them, put behind it."""
         if args[:1] == ["help"]:  # help CMD is CMD --help
             args = [*args[1:2], "--help"]
         front = next((i for i, word in enumerate(args) if not word.startswith("-")), len(args))
         if not ctx.resilient_parsing:
-            args = [*normalise(args[:front], Flags.of(ctx)), *args[front:]]
+            moved = [word for word in args[:front] if word in OF_ALL and front < len(args)]
+            own = [word for word in args[:front] if word not in moved]
+            args = [*normalise(own, Flags.of(ctx)), *args[front : front + 1], *moved, *args[front + 1 :]]
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:

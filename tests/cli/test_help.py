@@ -1,6 +1,7 @@
 """Help answers at once, in sections, with one spelling of every flag; and every flag reaches the settings."""
 
 import inspect
+import json
 import re
 import shlex
 import subprocess
@@ -61,6 +62,13 @@ def test_the_examples_of_every_command_are_lines_that_it_takes(
     for line in lines:
         assert main.run(shlex.split(line)[1:]) == 0, line
     assert len(taken) == len(lines)
+
+
+@pytest.mark.parametrize("line", ["-q --json presets", "--json presets --quiet", "--quiet presets --json"])
+def test_flags_of_all_commands_may_stand_in_front(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(line.split()) == 0
+    captured = capsys.readouterr()
+    assert (json.loads(captured.out)[0]["name"], captured.err) == ("finetune_shakespeare", "")
 
 
 def test_the_program_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
