@@ -1,5 +1,8 @@
 """The errors a user can meet, each with the exit code it ends the program with."""
 
+from importlib import import_module
+from typing import Any
+
 
 class NanogptError(Exception):
     """Something failed while running. The message is shown as it stands, without a traceback."""
@@ -29,6 +32,15 @@ class StoppedError(NanogptError):
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signum
+
+
+def package(module: str, purpose: str) -> Any:
+    """A module that need not be installed; UserError says what `purpose` needs it, and how to get it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        name = module.partition(".")[0]
+        raise UserError(f"{purpose} needs the package {name}. Install it: pip install {name}") from error
 
 
 def typed(word: object) -> str:

@@ -72,9 +72,9 @@ def read_toml(path: Path, *, limit: int = SMALL) -> dict[str, Any]:
         return within_bounds(tomllib.loads(text))
 
 
-def read_json(path: Path, *, limit: int = LARGE) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; UserError as for `read_toml`, or where it holds something else."""
-    return parse_json(read_bytes(path, limit=limit), path)
+    return parse_json(read_bytes(path, limit=LARGE), path)
 
 
 def parse_json(text: bytes | str, where: object) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from nanogpt_cli.data.bpe import BYTES
 from nanogpt_cli.data.tokenizers import END_OF_TEXT, REPLACEMENT, TokenIds, Tokenizer, without_surrogates
-from nanogpt_cli.errors import UserError
+from nanogpt_cli.errors import UserError, package
 from nanogpt_cli.foreign import LARGE, parse_json, read_json, read_text
 
 if TYPE_CHECKING:
@@ -62,12 +62,9 @@ class HfTokenizer(Tokenizer):
     @cached_property
     def encoding(self) -> "tokenizers.Tokenizer":
         """Raises UserError if the library is missing, or refuses the file."""
+        library = package("tokenizers", "This tokenizer")
         try:
-            from tokenizers import Tokenizer as Library
-        except ImportError:
-            raise UserError("This tokenizer needs the package tokenizers. Install it: pip install tokenizers") from None
-        try:
-            encoding = Library.from_str(self.content)
+            encoding: tokenizers.Tokenizer = library.Tokenizer.from_str(self.content)
         except Exception as error:  # the library has no class of its own
             raise UserError(f"tokenizer.json is refused by the package tokenizers: {error}") from None
         encoding.encode_special_tokens = True  # written out in a text they are text

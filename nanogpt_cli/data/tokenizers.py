@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nanogpt_cli.errors import NanogptError, UserError, did_you_mean
+from nanogpt_cli.errors import NanogptError, UserError, did_you_mean, package
 from nanogpt_cli.files import user_cache
 from nanogpt_cli.foreign import LARGE, read_toml
 from nanogpt_cli.progress import QUIET, Progress
@@ -147,10 +147,7 @@ class TiktokenTokenizer(Tokenizer):
     @cached_property
     def encoding(self) -> "tiktoken.Encoding":
         """Raises NanogptError if its files are neither cached nor to be had."""
-        try:
-            import tiktoken
-        except ImportError as error:
-            raise NanogptError(f"The tokenizer {self.kind} needs tiktoken: pip install tiktoken") from error
+        tiktoken = package("tiktoken", f"The tokenizer {self.kind}")
         known = tiktoken.list_encoding_names()
         if self.kind not in known:
             names = ["char", "bytes", "bpe:SIZE", *known]

@@ -19,13 +19,13 @@ import torch
 import torch.nn.functional as F
 
 from nanogpt_cli.data.tokenizers import Tokenizer
-from nanogpt_cli.errors import UserError, did_you_mean
+from nanogpt_cli.errors import UserError, did_you_mean, package
 from nanogpt_cli.inference.evaluate import PUBLISHED, Ids
 from nanogpt_cli.machine.device import Compute, inference
 from nanogpt_cli.model.gpt import GPT
 from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.weights.load import LoadedModel
-from nanogpt_cli.weights.pretrained import HubRepo, hub_file, needs_extra
+from nanogpt_cli.weights.pretrained import HubRepo, hub_file
 
 SORTED_TOGETHER = 64  # batches whose rows are sorted by length, so that little is padded
 
@@ -122,14 +122,10 @@ def _records(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         raise UserError(f"{path}: no such file.")
     if path.suffix == ".parquet":
+        parquet = package("pyarrow.parquet", f"Reading {path.name}")
         try:
-            from pyarrow import ArrowInvalid
-            from pyarrow.parquet import read_table
-        except ImportError:
-            raise needs_extra("pyarrow", f"Reading {path.name}") from None
-        try:
-            yield from read_table(path, columns=list(columns)).to_pylist()
-        except (ArrowInvalid, OSError) as error:
+            yield from parquet.read_table(path, columns=list(columns)).to_pylist()
+        except (ValueError, OSError) as error:  # damage is a ValueError of pyarrow's
             raise UserError(f"{path}: cannot be read as parquet: {error}") from None
         return
     with path.open("rb") as lines:

@@ -8,11 +8,10 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanogpt_cli.errors import UserError, typed
+from nanogpt_cli.errors import UserError, package, typed
 from nanogpt_cli.files import atomic_write
 from nanogpt_cli.runs.directory import RunDirectory
 from nanogpt_cli.terminal import escaped
@@ -65,14 +64,11 @@ def figure(runs: Sequence[RunDirectory], axis: Axis = "steps") -> "Figure":
 @contextlib.contextmanager
 def _quiet_matplotlib() -> Iterator[None]:
     """Our style, and no words of the library about a home it cannot write to or characters that no font here has."""
-    if find_spec("matplotlib") is None:
-        raise UserError("pictures need matplotlib. Install it with: pip install matplotlib")
     logger = logging.getLogger("matplotlib")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        import matplotlib
-
+        matplotlib = package("matplotlib", "A picture")
         style = {"svg.hashsalt": "nanogpt", "font.size": 10, "font.family": _fonts()}  # the same curves, the same bytes
         with warnings.catch_warnings(), matplotlib.rc_context(style):
             warnings.filterwarnings("ignore", message="Glyph .* missing")

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from nanogpt_cli.config.schema import ModelSettings
-from nanogpt_cli.errors import NanogptError, UserError
+from nanogpt_cli.errors import NanogptError, UserError, package
 from nanogpt_cli.files import disk_full_named, remove_leftovers, sync_file, sync_folder, temporary_folder, write_bytes
 from nanogpt_cli.model.build import meta_parameters
 from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.weights.gguf_file import GgufType, export_gguf
 from nanogpt_cli.weights.hugging_face import HEAD, LAYOUTS, OURS, config_of, leaves_as, plain, read_folder
 from nanogpt_cli.weights.load import LoadedModel
-from nanogpt_cli.weights.pretrained import CONFIG, WEIGHTS, needs_extra
+from nanogpt_cli.weights.pretrained import CONFIG, WEIGHTS
 from nanogpt_cli.weights.tokenizer_json import tokenizer_files
 
 
@@ -45,6 +45,7 @@ def export(loaded: LoadedModel, folder: Path, dtype: torch.dtype, progress: Prog
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists already, and nothing is overwritten. Name a new folder.")
+    safetensors = package("safetensors.torch", "export")
     settings, tensors, notes = _prepared(loaded, dtype)
     kind, obstacles = leaves_as(settings)
     notes = [_readers(kind, obstacles), *notes, *_remarks(settings)]
@@ -65,7 +66,9 @@ def export(loaded: LoadedModel, folder: Path, dtype: torch.dtype, progress: Prog
     folder.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder.parent)
     with disk_full_named(folder), temporary_folder(folder) as temporary:
-        _save(temporary, {name: tensor.contiguous() for name, tensor in stored.items()})
+        contiguous = {name: tensor.contiguous() for name, tensor in stored.items()}
+        safetensors.save_file(contiguous, temporary / WEIGHTS, metadata={"format": "pt"})
+        sync_file(temporary / WEIGHTS)
         for name, content in files.items():
             write_bytes(temporary / name, content)
         _compare(temporary, settings, tensors)
@@ -126,15 +129,6 @@ def _prepared(loaded: LoadedModel, dtype: torch.dtype) -> tuple[ModelSettings, d
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _save(folder: Path, tensors: dict[str, Tensor]) -> None:
-    try:
-        from safetensors.torch import save_file
-    except ImportError:
-        raise needs_extra("safetensors", "export") from None
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    sync_file(folder / WEIGHTS)
 
 
 def _compare(folder: Path, settings: ModelSettings, tensors: dict[str, Tensor]) -> None:

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.data.tokenizers import Tokenizer
-from nanogpt_cli.errors import NanogptError, UserError
+from nanogpt_cli.errors import NanogptError, UserError, package
 from nanogpt_cli.files import disk_full_named, sync_file, sync_folder, temporary_folder
 from nanogpt_cli.model.build import meta_parameters
 from nanogpt_cli.model.gpt import matrix_heights
 from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.weights.hugging_face import leaves_as
-from nanogpt_cli.weights.pretrained import needs_extra
 from nanogpt_cli.weights.tokenizer_json import END, describe
 
 GgufType = Literal["f32", "f16", "q8_0"]
@@ -65,10 +64,7 @@ def export_gguf(
         raise UserError(f"{path}: no GGUF of this architecture: llama.cpp's GPT-2 has n_inner = 4 n_embd alone.")
     if path.exists():
         raise UserError(f"{path} exists already, and nothing is overwritten. Name a new file.")
-    try:
-        import gguf
-    except ImportError:
-        raise needs_extra("gguf", "Writing GGUF") from None
+    gguf = package("gguf", "Writing GGUF")
     vocabulary = _vocabulary(tokenizer, path, progress)
     stored = {name: _stored(name, array, kind) for name, array in _arrays(settings, tensors, architecture).items()}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from nanogpt_cli.config.schema import ModelSettings
 from nanogpt_cli.config.schema import settings as all_settings
-from nanogpt_cli.errors import UserError
+from nanogpt_cli.errors import UserError, package
 from nanogpt_cli.foreign import count, field, read_json
 from nanogpt_cli.model.build import check_tensors, meta_parameters
 from nanogpt_cli.model.gpt import matrix_heights
-from nanogpt_cli.weights.pretrained import CONFIG, needs_extra, weight_files
+from nanogpt_cli.weights.pretrained import CONFIG, weight_files
 
 HEAD = "lm_head.weight"
 OURS = "nanogpt"  # key of our settings in a config.json that we wrote, and model_type of what is no other's
@@ -244,13 +244,10 @@ def _own_settings(config: dict[str, Any], path: Path) -> ModelSettings:
 
 def read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a safetensors file by name; UserError if it is missing or damaged, or the extra `hf` is."""
+    safetensors = package("safetensors", f"Reading {path}")
     try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError:
-        raise needs_extra("safetensors", f"Reading {path}") from None
-    try:
-        with safe_open(path, framework="pt") as file:
+        with safetensors.safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 yield name, file.get_tensor(name)
-    except (OSError, SafetensorError) as error:
+    except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"{path}: cannot be read as safetensors: {error}") from None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from nanogpt_cli.errors import NanogptError, UserError
+from nanogpt_cli.errors import NanogptError, UserError, package
 from nanogpt_cli.foreign import field, read_json
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -29,11 +29,6 @@ class HubRepo:
 GPT2_MODELS: dict[str, HubRepo] = {
     name: HubRepo(**at) for name, at in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
 }
-
-
-def needs_extra(package: str, purpose: str) -> UserError:
-    """The error for a package of an extra that is not installed."""
-    return UserError(f"{purpose} needs the package {package}. Install it: pip install {package}")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -73,11 +68,10 @@ def hub_directory(repo: HubRepo) -> Path:
 
 
 def _hub_folder(repo: HubRepo, patterns: list[str], complete: Callable[[Path], bool]) -> Path:
-    try:
-        from huggingface_hub import HfApi, snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-    except ImportError:
-        raise needs_extra("huggingface_hub", f"Fetching {repo.name}") from None
+    package("huggingface_hub", f"Fetching {repo.name}")
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
     which = {"revision": repo.revision, "repo_type": repo.kind}
     fetch = partial(snapshot_download, repo.name, allow_patterns=patterns, **which)
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from nanogpt_cli.config.schema import ModelSettings
@@ -14,7 +15,6 @@ from nanogpt_cli.errors import NanogptError, UserError
 from nanogpt_cli.files import TEMPORARY_PREFIX, DiskFullError
 from nanogpt_cli.model.build import build_model, meta_parameters
 from nanogpt_cli.model.gpt import GPT
-from nanogpt_cli.weights import export
 from nanogpt_cli.weights.hugging_face import read_folder
 from tests.models import exported
 
@@ -151,13 +151,13 @@ def test_an_empty_folder_and_missing_parents_are_taken(tmp_path: Path) -> None:
 
 
 def test_what_reads_back_differently_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = export._save
+    real = safetensors.torch.save_file
 
-    def spoiled(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    def spoiled(tensors: dict[str, torch.Tensor], *more: Any, **how: Any) -> None:
         name = "transformer.h.0.ln_1.bias"
-        real(folder, {**tensors, name: tensors[name] + 1e-7})
+        real({**tensors, name: tensors[name] + 1e-7}, *more, **how)
 
-    monkeypatch.setattr(export, "_save", spoiled)
+    monkeypatch.setattr("safetensors.torch.save_file", spoiled)
     with pytest.raises(NanogptError, match=r"h\.0\.ln_1\.bias reads back differently"):
         exported(random_model(GPT2), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -167,7 +167,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export, "_save", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(DiskFullError):
         exported(random_model(GPT2), tmp_path / "out")
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(TEMPORARY_PREFIX)]

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from nanogpt_cli.data.tokenizers import END_OF_TEXT, without_surrogates
 from nanogpt_cli.data.tokens.formats import LFS_POINTER
-from nanogpt_cli.errors import NanogptError, UserError
+from nanogpt_cli.errors import UserError, package
 
 PIECE = 1 << 19  # characters
 WINDOW = 1 << 16  # characters after PIECE in which a place to cut is looked for; without one the cut is hard
@@ -118,12 +118,19 @@ class Documents:
         self.line_ends = self.nuls = self.written_ends = 0
 
     def __iter__(self) -> Iterator[Piece]:
-        with self.path.open("rb") as raw, self._damage_named():
-            if self.kind != "parquet":
-                self._check_head()
-            for piece in self._pieces(raw):
-                self.written_ends += piece.text.count(END_OF_TEXT.decode())
-                yield piece
+        try:
+            with self.path.open("rb") as raw:
+                if self.kind != "parquet":
+                    self._check_head()
+                for piece in self._pieces(raw):
+                    self.written_ends += piece.text.count(END_OF_TEXT.decode())
+                    yield piece
+        except (EOFError, ValueError, OSError, zlib.error) as error:  # the libraries do not say which file is broken
+            if isinstance(error, OSError) and error.errno is not None:  # the system's own, which name the file
+                raise
+            raise UserError(
+                f"{self.label} is damaged, cut short or no {self.kind} file ({error}). Get it again."
+            ) from error
         self.share = 1.0
 
     def _pieces(self, raw: BinaryIO) -> Iterator[Piece]:
@@ -163,7 +170,7 @@ class Documents:
         if self.path.suffix == ".gz":
             return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
         if self.path.suffix == ".zst":
-            return cast(BinaryIO, pyarrow_for(self.label).CompressedInputStream(raw, "zstd"))
+            return cast(BinaryIO, package("pyarrow", self.label).CompressedInputStream(raw, "zstd"))
         return raw
 
     def _blocks(self, raw: BinaryIO) -> Iterator[str]:
@@ -247,7 +254,7 @@ class Documents:
             ) from error
 
     def _parquet(self, stream: BinaryIO) -> Iterator[str]:
-        pyarrow = pyarrow_for(self.label)
+        pyarrow = package("pyarrow", self.label)
         from pyarrow import parquet
 
         field = self.read_options.text_field
@@ -271,18 +278,6 @@ class Documents:
                 for text in batch.column(0).to_pylist():
                     yield text or ""
 
-    @contextlib.contextmanager
-    def _damage_named(self) -> Iterator[None]:
-        """Say which file is cut short or broken; the libraries do not."""
-        try:
-            yield
-        except (EOFError, ValueError, OSError, zlib.error) as error:
-            if isinstance(error, OSError) and error.errno is not None:  # the system's own, which name the file
-                raise
-            raise UserError(
-                f"{self.label} is damaged, cut short or no {self.kind} file ({error}). Get it again."
-            ) from error
-
     def _bad_bytes(self, error: UnicodeDecodeError, offset: int) -> UserError:
         shown = " ".join(f"0x{byte:02x}" for byte in error.object[error.start : error.end][:4])
         return UserError(
@@ -293,15 +288,6 @@ class Documents:
 
     def _no_text(self, place: str, found: str) -> str:
         return f"{self.label}{place}: no text in {self.read_options.text_field!r}; {found}. Name it with --text-field."
-
-
-def pyarrow_for(label: str) -> Any:
-    """The module pyarrow; NanogptError saying how to get it, and what for, if it is not installed."""
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise NanogptError(f"{label} needs pyarrow: pip install pyarrow") from error
-    return pyarrow
 
 
 def pieces(blocks: Iterable[str], separator: str | None = None) -> Iterator[Piece]:

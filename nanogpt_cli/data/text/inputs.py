@@ -3,11 +3,12 @@
 import hashlib
 import io
 import shutil
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from nanogpt_cli.data import catalogue
 from nanogpt_cli.data.download import PinnedFile, cached, sha256_of
@@ -19,33 +20,28 @@ from nanogpt_cli.progress import QUIET, Progress
 IN_FOLDERS = ("txt", "jsonl", "parquet")  # what a folder is searched for; other kinds are data as often as text
 
 
-class Inputs(Protocol):
+class Inputs(ABC):
     """Files in a fixed order, each there while it is open."""
 
-    remote: bool  # whether a failure may leave a download that is worth keeping
+    labels: list[str]  # a name for each, for messages
+    sizes: list[int]  # bytes of each
+    remote = False  # whether a failure may leave a download that is worth keeping
 
-    @property
-    def labels(self) -> list[str]:
-        """A name for each, for messages."""
+    @abstractmethod
+    def open(self, index: int) -> AbstractContextManager[Path]:
+        """The path of file `index`."""
 
-    @property
-    def sizes(self) -> list[int]:
-        """Bytes of each."""
-
-    def open(self, index: int) -> Any:
-        """A context manager that gives the path of file `index`."""
-
+    @abstractmethod
     def identity(self) -> Any:
         """Plain types that change whenever the content does, and perhaps when it does not; cheap."""
 
     def content(self) -> str | None:
         """A hash of the content alone; None where `identity` does not change without it."""
+        return None
 
 
-class LocalFiles:
+class LocalFiles(Inputs):
     """Files that lie on this machine and stay there."""
-
-    remote = False
 
     def __init__(self, paths: list[Path], labels: list[str] | None = None, progress: Progress = QUIET) -> None:
         self.paths, self.progress = paths, progress
@@ -69,10 +65,8 @@ class LocalFiles:
         return digest.hexdigest()
 
 
-class PinnedInput:
-    """One file of the catalogue, fetched when it is opened."""
-
-    remote = False  # what was fetched is in the user's cache
+class PinnedInput(Inputs):
+    """One file of the catalogue, fetched into the user's cache when it is opened."""
 
     def __init__(self, file: PinnedFile, progress: Progress) -> None:
         self.file, self.progress = file, progress
@@ -84,9 +78,6 @@ class PinnedInput:
 
     def identity(self) -> str:
         return self.file.sha256
-
-    def content(self) -> None:
-        return None
 
 
 class Spooled(LocalFiles):

@@ -12,7 +12,7 @@ from nanogpt_cli.data.catalogue import Entry
 from nanogpt_cli.data.text.documents import COMPRESSED, ReadOptions, file_kind
 from nanogpt_cli.data.text.inputs import Inputs, LocalFiles, PinnedInput, find_files, spooled
 from nanogpt_cli.data.text.make import DataSetSpec, Prepared, make_data_set, same_text, whole_meta
-from nanogpt_cli.data.text.repository import EXTRA, HubRepository, LocalRepository, Repository, RepositoryInputs
+from nanogpt_cli.data.text.repository import HubRepository, LocalRepository, Repository, RepositoryInputs
 from nanogpt_cli.data.text.splits import SplitRule, split_rule
 from nanogpt_cli.data.tokenizers import reused_tokenizer
 from nanogpt_cli.data.tokens.files import META, WORK
@@ -172,11 +172,11 @@ def _flags(**settings: Any) -> list[str]:
     return words
 
 
-def ensure_prepared(dataset: str, root: Path = ROOT, *, progress: Progress = QUIET) -> str:
+def ensure_prepared(dataset: str, *, progress: Progress = QUIET) -> str:
     """Make sure that a run finds its data set: a text file is prepared, and so is a small set of the catalogue.
 
     Returns:
-        The data set's name; its token files are in `root`/NAME.
+        The data set's name; its token files are in data/NAME.
 
     Raises:
         UserError: there is no such data set, or it is too large to be fetched unasked; says what to type.
@@ -184,15 +184,15 @@ def ensure_prepared(dataset: str, root: Path = ROOT, *, progress: Progress = QUI
     entry = catalogue.find(dataset)
     if entry is None and Path(dataset).is_file():
         name = default_name([dataset])
-        folder = root / name
+        folder = ROOT / name
         meta = whole_meta(folder / META)
         if same_text(LocalFiles([Path(dataset)]), meta):  # perhaps with settings that the user chose
             progress.say(f"{dataset} is prepared in {folder}, by {meta['tokenizer']['kind']}")
         else:
-            prepare_paths([dataset], folder=None if root == ROOT else folder, progress=progress)
+            prepare_paths([dataset], progress=progress)
         return name
     name = dataset if entry is None else entry.name
-    folder = root / name
+    folder = ROOT / name
     small, started = entry is not None and entry.file is not None, (folder / WORK).exists()
     if (folder / META).is_file() or (started and not small) or (any(folder.glob("*.bin")) and not started):
         return name  # or what is missing is said where the files are opened
@@ -229,6 +229,6 @@ def _too_large(entry: Entry, folder: Path) -> str:
         f"{entry.download_bytes / 1e9:.1f} GB to download{tokens}.\n"
         f"  all of it:          nanogpt prepare {entry.name}\n"
         f"  one of {entry.shards} files:    nanogpt prepare {entry.name} --shards 1    ({part:.1f} GB to download)\n"
-        f"  both need:          {EXTRA}\n"
+        "  both need:          pip install huggingface_hub pyarrow\n"
         f"  a small stand-in:   --dataset {STAND_IN}    (prepared by itself, 1 MB)"
     )

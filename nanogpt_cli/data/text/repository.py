@@ -17,13 +17,12 @@ from typing import Any
 
 from nanogpt_cli.data.catalogue import Entry
 from nanogpt_cli.data.download import CONNECT_SECONDS, sha256_of
-from nanogpt_cli.data.text.documents import pyarrow_for
-from nanogpt_cli.errors import NanogptError, UserError
+from nanogpt_cli.data.text.inputs import Inputs
+from nanogpt_cli.errors import NanogptError, UserError, package
 from nanogpt_cli.progress import QUIET, Progress
 
 PATIENCE = 10.0  # seconds between two words about a download that the work waits for
 INSTEAD = "With a copy of the repository in a folder: --source FOLDER. Nothing was changed."
-EXTRA = "pip install huggingface_hub pyarrow"
 
 
 @dataclass(frozen=True)
@@ -65,12 +64,11 @@ class HubRepository:
     remote = True
 
     def __init__(self, repository: str, revision: str) -> None:
-        pyarrow_for(f"The data set {repository}")
-        try:
-            from huggingface_hub import constants, errors, hf_hub_download
-            from huggingface_hub.utils import disable_progress_bars
-        except ImportError as error:
-            raise UserError(f"The data set {repository} comes from the hub: {EXTRA}") from error
+        for needed in ("pyarrow", "huggingface_hub"):
+            package(needed, f"The data set {repository}")
+        from huggingface_hub import constants, errors, hf_hub_download
+        from huggingface_hub.utils import disable_progress_bars
+
         disable_progress_bars()  # drawn by another thread they would tear ours
         self.endpoint, self.offline, self.download = constants.ENDPOINT, constants.HF_HUB_OFFLINE, hf_hub_download
         # the base of the HTTP library's errors, whichever library it is
@@ -111,7 +109,7 @@ class HubRepository:
 Repository = LocalRepository | HubRepository
 
 
-class RepositoryInputs:
+class RepositoryInputs(Inputs):
     """Files of a hub, in order. While one is read, the next one is fetched: at most two lie on the disk.
 
     Args:
@@ -142,21 +140,18 @@ class RepositoryInputs:
             raise NanogptError(f"{self.hub.name} has no file {own}, which should hold the validation split.")
         return found[: self.shards] + val
 
-    @property
-    def labels(self) -> list[str]:
+    @cached_property
+    def labels(self) -> list[str]:  # type: ignore[override]  # read when first asked for
         return [file.path for file in self.files]
 
-    @property
-    def sizes(self) -> list[int]:
+    @cached_property
+    def sizes(self) -> list[int]:  # type: ignore[override]
         return [file.bytes for file in self.files]
 
     def identity(self) -> Any:
         """The revision stands for the files; a copy is known by its listing. Asking takes no network."""
         listing = [] if self.hub.remote else [[file.path, file.bytes, file.sha256] for file in self.files]
         return [self.entry.hub, self.entry.revision, self.shards, listing]
-
-    def content(self) -> None:
-        return None
 
     @contextmanager
     def open(self, index: int) -> Iterator[Path]:

@@ -1,7 +1,6 @@
 """Opening a folder of token files: ours with meta.toml, nanoGPT's, or shards of llm.c and modded-nanogpt."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,7 +92,7 @@ def check_fits(data_set: DataSet, block_size: int, vocab_size: int | None = None
 
 def _open_ours(folder: Path, token_dtype: str | None, tokenizer: str | None, check: Check) -> DataSet:
     path = folder / META
-    with _remedy_told(folder):
+    try:
         meta = {"name": folder.name, "tokenizer": {}, "statistics": {}, **read_toml(path, limit=LARGE)}
         if field(meta, "format", int, path) != FORMAT:
             raise UserError(
@@ -107,6 +106,8 @@ def _open_ours(folder: Path, token_dtype: str | None, tokenizer: str | None, che
         vocab_size, source, name = count(meta, "vocab_size", path), META, field(meta, "name", str, path)
         text_bytes = field(meta, "statistics", dict, path).get("text_bytes")
         ours = tokenizer_from_toml(table) if table else None
+    except UserError as error:  # what is wrong with the metadata ends with the command that makes the data set again
+        raise DamagedError(str(error).removesuffix("."), folder) from error
     kind = ours.kind if ours else None
     for flag, given, found in (("--token-dtype", token_dtype, dtype), ("--tokenizer", tokenizer, kind)):
         if given not in (None, found):
@@ -117,15 +118,6 @@ def _open_ours(folder: Path, token_dtype: str | None, tokenizer: str | None, che
     check(val)
     per_token = text_bytes / (train.count + val.count) if type(text_bytes) is int and text_bytes > 0 else None
     return DataSet(folder, name, train, val, ours, vocab_size, source, bytes_per_token=per_token)
-
-
-@contextmanager
-def _remedy_told(folder: Path) -> Iterator[None]:
-    """Let what is wrong with the metadata end with the command that makes the data set again."""
-    try:
-        yield
-    except UserError as error:
-        raise DamagedError(str(error).removesuffix("."), folder) from error
 
 
 def _open_split(folder: Path, split: str, splits: dict[str, Any], dtype: str) -> Tokens:

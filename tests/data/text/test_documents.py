@@ -251,7 +251,7 @@ def test_a_compressed_file_cut_short(tmp_path: Path, ending: str) -> None:
 def test_without_pyarrow_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_parquet(tmp_path / "a.parquet", ["x"])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(NanogptError, match=r"a\.parquet needs pyarrow: pip install pyarrow"):
+    with pytest.raises(NanogptError, match=r"a\.parquet needs the package pyarrow. Install it: pip install pyarrow"):
         read(path)
 
 
