@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from nanogpt_cli.config.dial import make_dial
 from nanogpt_cli.config.layers import Layer, Rank
 from nanogpt_cli.config.presets import preset_layer
 from nanogpt_cli.config.schema import SystemSettings, settings
@@ -121,8 +122,18 @@ def load(model: Place, *, checkpoint: str = "best", device: str = "cpu") -> Mode
     return Model(loaded)
 
 
-def train(preset: str | None = None, *, run: Place | None = None, view: View | None = None, **given: Any) -> Run:
+def train(
+    preset: str | None = None,
+    *,
+    minutes: float | None = None,
+    depth: int | None = None,
+    run: Place | None = None,
+    view: View | None = None,
+    **given: Any,
+) -> Run:
     """Train a new run in this process; `given` are settings by name, such as max_iters=100.
+
+    In place of a preset `minutes` or `depth` choose what the settings leave open, as --minutes and --depth do.
 
     How far it is shows as the place allows: one display in a notebook, a panel in a terminal, else lines on standard
     error; `view=nanogpt_cli.View()` shows nothing. While it trains, the process uses deterministic algorithms (on a
@@ -134,7 +145,8 @@ def train(preset: str | None = None, *, run: Place | None = None, view: View | N
         NonFiniteError, StoppedError, NanogptError: as the command's exit codes 3, 130 and 1.
     """
     layers = (*([preset_layer(preset)] if preset else []), _arguments(given))
-    request = TrainRequest(layers, Path(run) if run else None)
+    dial = make_dial(layers, minutes=minutes, depth=depth)
+    request = TrainRequest(layers, Path(run) if run else None, dial=dial)
     return Run(start(request.plan(), view=view).run.path)
 
 

@@ -1,17 +1,21 @@
 """From a plan to a trained model: what train and resume have in common, up to the words of farewell."""
 
 import math
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanogpt_cli.cli import show
-from nanogpt_cli.cli.options import warn_of_slow_numbers
+from nanogpt_cli.cli.options import unwritable_named, warn_of_slow_numbers
 from nanogpt_cli.cli.progress import ProgressBar
 from nanogpt_cli.config.setting import ON_OFF
 from nanogpt_cli.errors import UserError, typed
+from nanogpt_cli.files import write_toml
 
 if TYPE_CHECKING:
+    from nanogpt_cli.config.dial import Dial
     from nanogpt_cli.machine.rank_env import Nodes
     from nanogpt_cli.training.plan import Plan
     from nanogpt_cli.training.request import Request
@@ -23,12 +27,21 @@ EVALUATION_SECONDS = 60.0  # a longer evaluation is left to the user
 EVALUATION_SHARE = 0.3  # of the peak that a forward pass is expected to reach
 USUAL_MFU = 0.25  # of a run on a machine that has not seen one
 SAMPLE_TOKENS = 300
+MUCH = 0.05  # off the minutes asked for
 
 
-def train_and_report(request: "Request", machines: "Nodes", *, dry_run: bool, as_json: bool) -> None:
+def train_and_report(
+    request: "Request",
+    machines: "Nodes",
+    *,
+    dry_run: bool,
+    as_json: bool,
+    dial: "Dial | None" = None,
+    save_config: Path | None = None,
+) -> None:
     """Show the plan, train, report to stderr, and write the sample to stdout, or with `as_json` one document.
 
-    The plan of a dry run is its result. See `Command` for the other arguments.
+    The plan of a dry run is its result; `save_config` is a file for the plan's settings. See `Command` for the others.
     """
     from nanogpt_cli.training.run import Command
 
@@ -46,6 +59,10 @@ def train_and_report(request: "Request", machines: "Nodes", *, dry_run: bool, as
         warn_of_slow_numbers(plan.compute)
         for warning in plan.warnings:
             show.warn(warning)
+        if save_config is not None:
+            with unwritable_named(save_config, "Choose another file: --save-config FILE."):
+                write_toml(save_config, plan.config_toml())
+            show.say(f"the settings stand in {save_config}: nanogpt train --config {typed(save_config)}")
 
     ended = Command(request, machines, dry_run, ProgressBar(), show_plan, show.say).run()
     if ended is not None:
@@ -55,11 +72,37 @@ def train_and_report(request: "Request", machines: "Nodes", *, dry_run: bool, as
             told = {"run": str(outcome.run.path), "step": outcome.step, "max_iters": plan.config.train.max_iters}
             told |= {"ended_by": outcome.ended_by or None, "best_val_loss": outcome.best_loss}
             show.document(told | {"evaluation": None, "sample": None} | found)
+        if dial is not None and "minutes" in plan.derived.values:  # a run that goes on has no time of its own
+            _tell_time(dial, plan, outcome)
+
+
+def _tell_time(dial: "Dial", plan: "Plan", outcome: "Outcome") -> None:
+    """How far off --minutes was, and why where that is much."""
+    from nanogpt_cli.runs.metrics import read_metrics
+    from nanogpt_cli.view.plain import duration
+
+    told = plan.derived.values
+    took = time.perf_counter() - dial.began - told.get("fetch_s", 0.0)
+    show.say(f"{told['minutes']:g} minutes were asked for, {duration(took)} it took.")
+    trained = [line["time_s"] for line in read_metrics(outcome.run.metrics) if "time_s" in line]
+    if abs(took / 60 / told["minutes"] - 1) > MUCH and trained:
+        step_ms = 1000 * trained[-1] / outcome.step
+        show.say(
+            f"A step was timed at {told['step_ms']:,.1f} ms and took {step_ms:,.1f}: the machine has become another."
+        )
 
 
 def plan_rows(plan: "Plan") -> list[Row]:
     """The plan for people: what, how much, and why or by which formula."""
-    return [*_model_rows(plan), *_training_rows(plan), *_machine_rows(plan), ("writes to", str(plan.run_path), "")]
+    rows = [*_dial_rows(plan), *_model_rows(plan), *_training_rows(plan), *_machine_rows(plan)]
+    return [*rows, ("writes to", str(plan.run_path), "")]
+
+
+def _dial_rows(plan: "Plan") -> list[Row]:
+    """What --minutes and --depth chose by, where they did."""
+    values, reasons = plan.derived.values, plan.derived.reasons
+    form = {"minutes": "{:g}", "step_ms": "{:,.1f}", "expected_loss": "about {:.2f}"}
+    return [(key.replace("_", " "), form[key].format(values[key]), reasons[key]) for key in form if key in values]
 
 
 def _model_rows(plan: "Plan") -> list[Row]:

@@ -1,18 +1,25 @@
 """What was asked for, by the command or from Python, and the way from there to a plan: one way for both."""
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nanogpt_cli.config.derived import data_folder
+from nanogpt_cli.config.dial import Dial
+from nanogpt_cli.config.family import Text
 from nanogpt_cli.config.layers import Layer, Layered, Rank, combine
 from nanogpt_cli.config.schema import settings
+from nanogpt_cli.data import catalogue
 from nanogpt_cli.data.text.prepare import ensure_prepared
+from nanogpt_cli.data.tokens.data_set import open_data_set
 from nanogpt_cli.errors import UserError
 from nanogpt_cli.foreign import read_toml
 from nanogpt_cli.machine.device import choose_compute
 from nanogpt_cli.machine.rank_env import RankEnv
 from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.runs.directory import RUNS, RunDirectory, new_run_path, refuse_existing
+from nanogpt_cli.training.choice import Told, choose
 from nanogpt_cli.training.init_from import yields
 from nanogpt_cli.training.plan import ALONE, Plan, over_ranks, plan_run
 from nanogpt_cli.training.resume import ResumeRequest
@@ -27,11 +34,13 @@ class TrainRequest:
         layers: of settings, the lowest first.
         run: where it is kept; by default a free name in runs/.
         or_resume: continue what is there, if it is the run that the settings describe.
+        dial: chooses what the layers leave open, when the run is new.
     """
 
     layers: tuple[Layer, ...]
     run: Path | None = None
     or_resume: bool = False
+    dial: Dial | None = None
 
     def processes(self) -> int:
         """How many to launch on each machine."""
@@ -39,7 +48,7 @@ class TrainRequest:
 
     def plan(self, progress: Progress = QUIET, env: RankEnv = ALONE) -> Plan:
         """Check the settings, prepare the data set where that can be done, name the run, and work it out."""
-        layered = combine(*self.layers)
+        layered, fetch_s = combine(*self.layers), 0.0
         if self.run is not None and not self.or_resume:
             refuse_existing(self.run)
         if not self.or_resume:  # a run that goes on does not need what it was started from
@@ -49,14 +58,36 @@ class TrainRequest:
             if config.train.init_from is not None:
                 find_model(config.train.init_from)
         if layered.config.data.data_dir is None:
+            before = time.perf_counter()
             name = ensure_prepared(layered.config.data.dataset, progress=progress)
+            if catalogue.find(name):
+                fetch_s = time.perf_counter() - before
             layered = replace(layered, config=layered.config.replace("data", dataset=name))
         path = self.run or RUNS / run_name(self.layers, layered)
         if self.or_resume and RunDirectory(path).config.exists():
             return ResumeRequest(str(path), _changes(path, layered)).plan(progress, env)
         if self.run is None and not self.or_resume:
             path = new_run_path(path.parent, path.name)
-        return plan_run(layered, path, env=env, progress=progress)
+        told: Told = {}
+        if self.dial is not None:
+            dial = replace(self.dial, began=self.dial.began + fetch_s)  # a download does not count
+            layered, told = self._chosen(dial, layered, env, progress)
+            told["fetch_s"] = fetch_s, "not counted"
+        plan = plan_run(layered, path, env=env, progress=progress)
+        for key, (value, why) in told.items():
+            plan.derived.note(key, value, why)
+        return plan
+
+    def _chosen(self, dial: Dial, layered: Layered, env: RankEnv, progress: Progress) -> tuple[Layered, Told]:
+        """The settings with what the dial chooses beneath them."""
+        data = layered.config.data
+        found = open_data_set(
+            data_folder(layered.config), token_dtype=data.token_dtype, tokenizer=data.tokenizer, progress=progress
+        )
+        text = Text(found.train.count, found.val.count, found.vocab_size)
+        layer, told = choose(dial, self.layers, text, env, progress)
+        whole = combine(layer, *self.layers)
+        return replace(whole, config=replace(whole.config, data=data)), told
 
 
 Request = TrainRequest | ResumeRequest

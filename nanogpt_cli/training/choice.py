@@ -1,0 +1,151 @@
+"""One dial in place of a preset: so many minutes here, or a depth, become the settings of a run.
+
+For minutes this machine is timed for a few seconds: the law of config/family.py tells which depth is then expected to
+reach the lowest loss, and the time of a step how many updates there are. What the user sets stands, and the rest is
+chosen around it. All is decided once, before there is a run; what is kept of it are plain settings.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nanogpt_cli.config.derived import split_rows
+from nanogpt_cli.config.dial import DEPTHS, Dial
+from nanogpt_cli.config.family import EVALUATION_SHARE, Text, best_tokens, block_weights, family_layer, law_of
+from nanogpt_cli.config.layers import Layer, combine
+from nanogpt_cli.config.schema import Config, settings
+from nanogpt_cli.errors import UserError
+from nanogpt_cli.machine.memory import memory_of
+from nanogpt_cli.machine.rank_env import RankEnv
+from nanogpt_cli.model.sizes import flops_per_token
+from nanogpt_cli.progress import Progress
+from nanogpt_cli.training.bench import measure
+from nanogpt_cli.training.plan import compute_for, fill_gpu, find_peak, over_ranks, rows_that_fit
+
+FIRST_SHARE = 0.15  # of the peak: the first depth to be timed is the best at this speed
+TIMING_SHARE, LONGEST_TIMING = 0.015, 3.0  # of the minutes, and in seconds
+MEMORY_SHARE = 0.6  # that a choice of ours may be expected to take
+CLOSING = 3.0  # seconds to begin, to read the best weights, to write a sample and a picture
+LONGEST_EVALUATION = 60.0  # seconds; one that takes longer is left to the user
+FEWEST_UPDATES = 20
+
+Told = dict[str, tuple[Any, str]]  # for [derived]: by key, what was found, and why
+
+
+def choose(dial: Dial, layers: tuple[Layer, ...], text: Text, env: RankEnv, progress: Progress) -> tuple[Layer, Told]:
+    """The settings to lie beneath the user's `layers`. With minutes the machine is timed meanwhile.
+
+    Raises:
+        UserError: the time is too short for anything.
+    """
+    choice, told = _Choice(layers, text, env), {}
+    if dial.minutes is None:
+        assert dial.depth is not None
+        depth = dial.depth
+        tokens = best_tokens(choice.weights(depth), text)
+    else:
+        deadline = dial.began + 60 * dial.minutes - CLOSING
+        longest = min(LONGEST_TIMING, TIMING_SHARE * 60 * dial.minutes)
+        while (depth := choice.best(deadline - time.perf_counter())) not in choice.timed:
+            progress.say(f"timing depth {depth}")
+            choice.time(depth, deadline - time.perf_counter(), longest)
+        if choice.timed[depth].compiles:  # each compilation takes a minute: one to be timed, and that of the run
+            choice.time(depth, deadline - time.perf_counter(), longest, compiled=True)
+            deadline -= choice.timed[depth].took_s
+        tokens = choice.tokens(depth, deadline - time.perf_counter())
+        updates = choice.config(depth, tokens).train.max_iters
+        if updates < FEWEST_UPDATES:
+            raise UserError(f"{dial.minutes:g} minutes are time for {updates} updates here: too few to learn anything.")
+        others = ", ".join(map(str, sorted(choice.timed)))
+        told = {
+            "minutes": (dial.minutes, "as asked"),
+            "step_ms": (round(1000 * choice.timed[depth].step_s, 3), f"timed here, of depths {others}"),
+        }
+    loss = choice.loss(depth, tokens)
+    spread = f"+-{choice.law.spread:g} in runs of {choice.law.text}; another text may be far from it"
+    return choice.layer(depth, tokens), {**told, "expected_loss": (round(loss, 3), spread)}
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What a depth does here, all ranks together."""
+
+    step_s: float
+    flops_per_s: float
+    compiles: bool  # the run will; it was timed without
+    took_s: float
+
+
+class _Choice:
+    """Depths as they would be trained on a text, beside what the user set."""
+
+    def __init__(self, layers: tuple[Layer, ...], text: Text, env: RankEnv) -> None:
+        self.layers, self.text, self.env, self.law = layers, text, env, law_of(text)
+        layered = combine(*layers)
+        user = layered.config
+        self.given = {name: getattr(getattr(user, settings()[name].section), name) for name in layered.origins}
+        self.ranks = env.world_size if env.distributed else user.system.gpus * env.machines
+        self.timed: dict[int, Timed] = {}
+        self.final_eval = user.log.final_eval
+        peak = find_peak(user, compute_for(self.config(1, 1.0), env.device_index))
+        self.first_guess = FIRST_SHARE * (peak[0] if peak else 1e12)
+
+    def weights(self, depth: int) -> float:
+        return block_weights(depth, self.given)
+
+    def layer(self, depth: int, tokens: float) -> Layer:
+        return family_layer(depth, tokens, self.text, ranks=self.ranks, given=self.given)
+
+    def config(self, depth: int, tokens: float) -> Config:
+        config = combine(self.layer(depth, tokens), *self.layers).config
+        return config if config.model.vocab_size else config.replace("model", vocab_size=self.text.vocab_size)
+
+    def loss(self, depth: int, tokens: float) -> float:
+        return self.law.expected(self.weights(depth), tokens, self.text.tokens)
+
+    def tokens(self, depth: int, seconds: float) -> float:
+        """As many as can be read in this time, as far as is known by now, with all that is evaluated."""
+        nearest = min(self.timed, key=lambda d: abs(d - depth), default=None)
+        speed = self.first_guess if nearest is None else self.timed[nearest].flops_per_s
+        tokens = 1.0
+        for _ in range(2):  # the context, and with it the work of a token, follows from the tokens
+            work = flops_per_token(self.config(depth, tokens).model)
+            closing = self.text.val_tokens * work / 3 / speed if self.final_eval else 0.0
+            left = seconds - (closing if closing < LONGEST_EVALUATION else 0.0)
+            tokens = max(1.0, (1 - EVALUATION_SHARE) * left * speed / work)
+        return tokens
+
+    def best(self, seconds: float) -> int:
+        """The depth that is expected to reach the lowest loss in this time."""
+        best, lowest = 1, float("inf")
+        for depth in DEPTHS:
+            tokens = self.tokens(depth, seconds)
+            loss = self.loss(depth, tokens)
+            if loss >= lowest or (depth > 1 and not self.fits(self.config(depth, tokens))):
+                break  # deeper ones learn still less in the time
+            best, lowest = depth, loss
+        return best
+
+    def fits(self, config: Config) -> bool:
+        config, split = over_ranks(config, self.env)
+        compute = compute_for(config, self.env.device_index)
+        there = memory_of(compute.device)
+        least = 1 if compute.device.type == "cuda" else split.micro_batch  # a GPU's micro-batches are made to fit
+        return there is None or rows_that_fit(config, compute, MEMORY_SHARE * there, split.world_size) >= least
+
+    def time(self, depth: int, seconds: float, longest: float, *, compiled: bool = False) -> None:
+        """Note how long an update of this depth takes, measured for at most `longest` seconds or so."""
+        config, split = over_ranks(self.config(depth, self.tokens(depth, seconds)), self.env)
+        compute = compute_for(config, self.env.device_index)
+        if compute.device.type == "cuda":
+            config = fill_gpu(config, compute, split)
+            split = split_rows(config, split.world_size)
+        began = time.perf_counter()
+        with compute.process_settings():
+            step = replace(compute, compile=compiled)
+            found = measure(config, step, batch_size=split.micro_batch, peak=None, seconds=longest)
+        step_s = (split.micro_steps * found.micro_ms + (found.stages_ms["optimizer"] or 0)) / 1000
+        if compute.device.type == "cpu":  # whose cores the ranks share
+            step_s *= split.world_size
+        work = split.rows * config.model.block_size * flops_per_token(config.model)
+        self.timed[depth] = Timed(step_s, work / step_s, compute.compile, time.perf_counter() - began)
