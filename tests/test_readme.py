@@ -8,6 +8,7 @@ import pytest
 
 from nanogpt_cli.cli.main import COMMANDS, run
 from nanogpt_cli.config.presets import preset_names
+from nanogpt_cli.training import choice
 from tests.conftest import TEXT, write_data_set
 
 ROOT = Path(__file__).parents[1]
