@@ -100,9 +100,13 @@ def plan_rows(plan: "Plan") -> list[Row]:
 
 def _dial_rows(plan: "Plan") -> list[Row]:
     """What --minutes and --depth chose by, where they did."""
-    values, reasons = plan.derived.values, plan.derived.reasons
-    form = {"minutes": "{:g}", "step_ms": "{:,.1f}", "expected_loss": "about {:.2f}"}
-    return [(key.replace("_", " "), form[key].format(values[key]), reasons[key]) for key in form if key in values]
+    forms = {"minutes": "{:g}", "step_ms": "{:,.1f} ms", "depth": "{}", "expected_loss": "about {:.2f}"}
+    told, why = plan.derived.values, plan.derived.reasons
+    return [
+        (key.removesuffix("_ms").replace("_", " "), form.format(told[key]), why[key])
+        for key, form in forms.items()
+        if key in told
+    ]
 
 
 def _model_rows(plan: "Plan") -> list[Row]:

@@ -52,14 +52,17 @@ def choose(dial: Dial, layers: tuple[Layer, ...], text: Text, env: RankEnv, prog
         if choice.timed[depth].compiles:  # each compilation takes a minute: one to be timed, and that of the run
             choice.time(depth, deadline - time.perf_counter(), longest, compiled=True)
             deadline -= choice.timed[depth].took_s
-        tokens = choice.tokens(depth, deadline - time.perf_counter())
+        seconds = deadline - time.perf_counter()
+        tokens = choice.tokens(depth, seconds)
         updates = choice.config(depth, tokens).train.max_iters
         if updates < FEWEST_UPDATES:
             raise UserError(f"{dial.minutes:g} minutes are time for {updates} updates here: too few to learn anything.")
-        others = ", ".join(map(str, sorted(choice.timed)))
+        others = (d for d in (depth - 1, depth + 1) if d in DEPTHS)
+        rivals = "; ".join(f"depth {d}: {choice.loss(d, choice.tokens(d, seconds)):.2f}" for d in others)
         told = {
             "minutes": (dial.minutes, "as asked"),
-            "step_ms": (round(1000 * choice.timed[depth].step_s, 3), f"timed here, of depths {others}"),
+            "step_ms": (round(1000 * choice.timed[depth].step_s, 3), "timed here"),
+            "depth": (depth, f"the lowest expected loss in this time; {rivals}"),
         }
     loss = choice.loss(depth, tokens)
     spread = f"+-{choice.law.spread:g} in runs of {choice.law.text}; another text may be far from it"

@@ -72,7 +72,8 @@ class TrainRequest:
         if self.dial is not None:
             dial = replace(self.dial, began=self.dial.began + fetch_s)  # a download does not count
             layered, told = self._chosen(dial, layered, env, progress)
-            told["fetch_s"] = fetch_s, "not counted"
+            if fetch_s:
+                told["fetch_s"] = fetch_s, "to have the data set, not counted"
         plan = plan_run(layered, path, env=env, progress=progress)
         for key, (value, why) in told.items():
             plan.derived.note(key, value, why)
