@@ -53,7 +53,7 @@ class TrainRequest:
             refuse_existing(self.run)
         if not self.or_resume:  # a run that goes on does not need what it was started from
             # nobody wants to prepare a data set for a run that cannot be
-            config, _ = over_ranks(layered.config, env)
+            config = over_ranks(layered.config, env)[0] if self.dial is None else layered.config
             choose_compute(config.system, config.model, local_rank=env.device_index)
             if config.train.init_from is not None:
                 find_model(config.train.init_from)
@@ -61,7 +61,7 @@ class TrainRequest:
             before = time.perf_counter()
             name = ensure_prepared(layered.config.data.dataset, progress=progress)
             if catalogue.find(name):
-                fetch_s = time.perf_counter() - before
+                fetch_s = round(time.perf_counter() - before, 1)
             layered = replace(layered, config=layered.config.replace("data", dataset=name))
         path = self.run or RUNS / run_name(self.layers, layered)
         if self.or_resume and RunDirectory(path).config.exists():

@@ -118,6 +118,7 @@ def test_what_the_user_sets_stands(
     assert found["train"]["batch_size"] == 7
     assert found["optim"]["muon_lr"] == 0.01
     assert planned("--depth", "2", "--n-embd", "100")["model"]["n_head"] in (1, 2, 5)
+    assert planned("--depth", "2", "--gpus", "5")["train"]["batch_size"] % 5 == 0
     assert planned("--depth", "2", "--vocab-size", "64")["model"]["vocab_size"] == 64
 
 
