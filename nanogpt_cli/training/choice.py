@@ -11,7 +11,15 @@ from typing import Any
 
 from nanogpt_cli.config.derived import split_rows
 from nanogpt_cli.config.dial import DEPTHS, Dial
-from nanogpt_cli.config.family import EVALUATION_SHARE, Text, best_tokens, block_weights, family_layer, law_of
+from nanogpt_cli.config.family import (
+    EVALUATION_SHARE,
+    Text,
+    best_tokens,
+    block_weights,
+    family_layer,
+    law_of,
+    most_tokens,
+)
 from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.schema import Config, settings
 from nanogpt_cli.errors import UserError
@@ -59,8 +67,12 @@ def choose(dial: Dial, layers: tuple[Layer, ...], text: Text, env: RankEnv, prog
             raise UserError(f"{dial.minutes:g} minutes are time for {updates} updates here: too few to learn anything.")
         others = (d for d in (depth - 1, depth + 1) if d in DEPTHS)
         rivals = "; ".join(f"depth {d}: {choice.loss(d, choice.tokens(d, seconds)):.2f}" for d in others)
+        in_full = tokens < most_tokens(choice.weights(depth), text)
         told = {
-            "minutes": (dial.minutes, "as asked"),
+            "minutes": (
+                dial.minutes,
+                "as asked" if in_full else "not all of them: so short a text is soon known by heart",
+            ),
             "step_ms": (round(1000 * choice.timed[depth].step_s, 3), "timed here"),
             "depth": (depth, f"the lowest expected loss in this time; {rivals}"),
         }
@@ -116,7 +128,7 @@ class _Choice:
             closing = self.text.val_tokens * work / 3 / speed if self.final_eval else 0.0
             left = seconds - (closing if closing < LONGEST_EVALUATION else 0.0)
             tokens = max(1.0, (1 - EVALUATION_SHARE) * left * speed / work)
-        return tokens
+        return min(tokens, most_tokens(self.weights(depth), self.text))
 
     def best(self, seconds: float) -> int:
         """The depth that is expected to reach the lowest loss in this time."""
