@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from nanogpt_cli.config.family import Law, Text, block_weights, family_layer
+from nanogpt_cli.config.family import Law, Text, block_weights, family_layer, most_tokens
 from nanogpt_cli.data.tokens.data_set import open_data_set
 
 SMALL = 222_000  # characters
@@ -87,30 +87,37 @@ def run(out: Path, words: Path) -> None:
 
 
 def fitted(rows: list[dict[str, Any]]) -> Law:
-    """Least squares: linear in floor and factors, and over a grid of the powers and of what repetition is worth."""
-    loss = np.array([row["loss"] for row in rows])
-    best = None
+    """Least squares: linear in factors and in a floor for each text, over a grid of the powers and of `worth`.
+
+    The law's floor is that of the longest text.
+    """
+    texts = sorted({(row["text_tokens"], row["text"]) for row in rows}, reverse=True)
+    loss, best = np.array([row["loss"] for row in rows]), None
+    floors = [[float(row["text"] == text) for row in rows] for _, text in texts]
     for a, b, worth in itertools.product(POWERS, POWERS, WORTHS):
-        law = Law(0.0, 0.0, a, 1.0, b, worth, 0.0)
+        law = Law(0.0, 0.0, a, 1.0, b, worth, "", 0.0)
         lengths = [law.expected(1.0, row["tokens"], row["text_tokens"]) for row in rows]
-        sizes = [row["weights"] ** -a for row in rows]
-        terms = np.stack([np.ones(len(rows)), sizes, lengths], axis=1)
+        terms = np.stack([*floors, [row["weights"] ** -a for row in rows], lengths], axis=1)
         factors, *_ = np.linalg.lstsq(terms, loss, rcond=None)
         error = float(np.sqrt(np.mean((terms @ factors - loss) ** 2)))
-        if min(factors) > 0 and (best is None or error < best.spread):
-            best = Law(factors[0], factors[1], float(a), factors[2], float(b), worth, error)
+        if min(factors[-2:]) > 0 and (best is None or error < best.spread):
+            best = Law(factors[0], factors[-2], float(a), factors[-1], float(b), worth, texts[0][1], error)
     assert best is not None
     return best
 
 
 def fit(path: Path) -> None:
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    plain = [row for row in rows if not row["changed"]]
     for name, texts in (("CHARACTERS", ("shakespeare_char", "small")), ("WORDS", ("words",))):
-        law = fitted([row for row in plain if row["text"] in texts])
-        print(f"{name} = {law}")
+        of_them = [row for row in rows if row["text"] in texts and not row["changed"]]
+        print(f"{name} = {fitted([row for row in of_them if row['tokens'] <= bears(row)])}")
     for row in sorted(rows, key=lambda row: (row["text"], row["depth"], row["tokens"])):
         print(row)
+
+
+def bears(row: dict[str, Any]) -> float:
+    """Tokens up to which the law is meant to hold."""
+    return most_tokens(row["weights"], Text(row["text_tokens"], 0, 0))
 
 
 def main() -> None:

@@ -53,8 +53,8 @@ class Law:
         return float(self.floor + size + length)
 
 
-CHARACTERS = Law(1.0, 10.0, 0.3, 100.0, 0.4, 10.0, "", 0.03)
-WORDS = Law(1.0, 10.0, 0.3, 100.0, 0.4, 10.0, "", 0.03)
+CHARACTERS = Law(1.13, 5.96, 0.25, 136.6, 0.45, 8.0, "Shakespeare by characters", 0.03)
+WORDS = Law(1.24, 9.22, 0.2, 326.0, 0.4, 8.0, "documentation by a BPE of 2,048 ids", 0.04)
 
 
 def most_tokens(weights: float, text: Text) -> float:
