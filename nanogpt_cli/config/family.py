@@ -102,7 +102,7 @@ def family_layer(depth: int, tokens: float, text: Text, *, ranks: int, given: Ma
     slower = (BASE_WIDTH / width) ** 0.5
     windows = EVALUATION_SHARE * 3 * tokens / (2 * EVALUATIONS * block_size)  # forward passes are a third of the work
     tables["model"] |= {"n_layer": depth, "n_head": _heads(width), "n_embd": width, "block_size": block_size}
-    tables["optim"] |= {name: tables["optim"][name] * slower for name in ("learning_rate", "muon_lr")}
+    tables["optim"] |= {"learning_rate": tables["optim"]["learning_rate"] * slower}  # Muon's is good for any width
     tables["train"] |= {"batch_size": rows, "max_iters": updates}
     tables["train"] |= {"eval_interval": -(-updates // EVALUATIONS), "eval_iters": max(1, round(windows / rows))}
     return Layer(f"depth {depth}", tables, Rank.PRESET)
