@@ -19,11 +19,13 @@ class Dial:
         minutes: how long the command may take in all.
         depth: layers of the model; it reads as many tokens as suit it.
         began: when the command began, by time.perf_counter.
+        for_good: whether the process may be set up for good, as a command may do with its own.
     """
 
     minutes: float | None
     depth: int | None
     began: float
+    for_good: bool
 
 
 def make_dial(
@@ -34,7 +36,7 @@ def make_dial(
     depth: int | None = None,
     began: float | None = None,
 ) -> Dial | None:
-    """What was asked for beside the settings of `layers`; None if nothing was.
+    """What was asked for beside the settings of `layers`; None if nothing was. `began` is a command's own start.
 
     Raises:
         UserError: more than one, one out of range, or settings that would decide what the dial decides.
@@ -53,7 +55,7 @@ def make_dial(
     if minutes is not None and not 0 < minutes <= MOST_MINUTES:
         raise UserError(f"{flag} is {value:g}: a time above 0 and of at most {MOST_MINUTES:,} minutes is needed.")
     _check_beside(f"{flag} {value:g}", layers)
-    return Dial(minutes, depth, began or time.perf_counter())
+    return Dial(minutes, depth, began or time.perf_counter(), for_good=began is not None)
 
 
 def _check_beside(flag: str, layers: tuple[Layer, ...]) -> None:

@@ -6,6 +6,7 @@ chosen around it. All is decided once, before there is a run; what is kept of it
 """
 
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from nanogpt_cli.config.family import (
 from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.schema import Config, settings
 from nanogpt_cli.errors import UserError
+from nanogpt_cli.machine.device import keep_freed_memory
 from nanogpt_cli.machine.memory import memory_of
 from nanogpt_cli.machine.rank_env import RankEnv
 from nanogpt_cli.model.sizes import flops_per_token
@@ -31,7 +33,8 @@ from nanogpt_cli.training.bench import measure
 from nanogpt_cli.training.plan import compute_for, fill_gpu, find_peak, over_ranks, rows_that_fit
 
 FIRST_SHARE = 0.15  # of the peak: the first depth to be timed is the best at this speed
-TIMING_SHARE, LONGEST_TIMING = 0.015, 3.0  # of the minutes, and in seconds
+TIMINGS = 2  # of the depth that is taken: what is left of a disturbance is halved
+TIMING_SHARE, LONGEST_TIMING = 0.01, 6.0  # of the minutes, and in seconds
 MEMORY_SHARE = 0.6  # that a choice of ours may be expected to take
 CLOSING = 3.0  # seconds to begin, to read the best weights, to write a sample and a picture
 LONGEST_EVALUATION = 60.0  # seconds; one that takes longer is left to the user
@@ -46,7 +49,7 @@ def choose(dial: Dial, layers: tuple[Layer, ...], text: Text, env: RankEnv, prog
     Raises:
         UserError: the time is too short for anything.
     """
-    choice, told = _Choice(layers, text, env), {}
+    choice, told = _Choice(layers, text, env, dial.for_good), {}
     if dial.minutes is None:
         assert dial.depth is not None
         depth = dial.depth
@@ -54,7 +57,7 @@ def choose(dial: Dial, layers: tuple[Layer, ...], text: Text, env: RankEnv, prog
     else:
         deadline = dial.began + 60 * dial.minutes - CLOSING
         longest = min(LONGEST_TIMING, TIMING_SHARE * 60 * dial.minutes)
-        while (depth := choice.best(deadline - time.perf_counter())) not in choice.timed:
+        while choice.timings[depth := choice.best(deadline - time.perf_counter())] < TIMINGS:
             progress.say(f"timing depth {depth}")
             choice.time(depth, deadline - time.perf_counter(), longest)
         if choice.timed[depth].compiles:  # each compilation takes a minute: one to be timed, and that of the run
@@ -65,6 +68,8 @@ def choose(dial: Dial, layers: tuple[Layer, ...], text: Text, env: RankEnv, prog
         updates = choice.config(depth, tokens).train.max_iters
         if updates < FEWEST_UPDATES:
             raise UserError(f"{dial.minutes:g} minutes are time for {updates} updates here: too few to learn anything.")
+        timed = choice.timed[depth]  # with another batch, perhaps
+        step_ms = 1000 * tokens / updates * timed.work / timed.flops_per_s
         others = (d for d in (depth - 1, depth + 1) if d in DEPTHS)
         rivals = "; ".join(f"depth {d}: {choice.loss(d, choice.tokens(d, seconds)):.2f}" for d in others)
         in_full = tokens < most_tokens(choice.weights(depth), text)
@@ -73,7 +78,7 @@ def choose(dial: Dial, layers: tuple[Layer, ...], text: Text, env: RankEnv, prog
                 dial.minutes,
                 "as asked" if in_full else "not all of them: so short a text is soon known by heart",
             ),
-            "step_ms": (round(1000 * choice.timed[depth].step_s, 3), "timed here"),
+            "step_ms": (round(step_ms, 3), "timed here"),
             "depth": (depth, f"the lowest expected loss in this time; {rivals}"),
         }
     loss = choice.loss(depth, tokens)
@@ -85,7 +90,7 @@ def choose(dial: Dial, layers: tuple[Layer, ...], text: Text, env: RankEnv, prog
 class Timed:
     """What a depth does here, all ranks together."""
 
-    step_s: float
+    work: float  # FLOPs of a token
     flops_per_s: float
     compiles: bool  # the run will; it was timed without
     took_s: float
@@ -94,13 +99,14 @@ class Timed:
 class _Choice:
     """Depths as they would be trained on a text, beside what the user set."""
 
-    def __init__(self, layers: tuple[Layer, ...], text: Text, env: RankEnv) -> None:
-        self.layers, self.text, self.env, self.law = layers, text, env, law_of(text)
+    def __init__(self, layers: tuple[Layer, ...], text: Text, env: RankEnv, for_good: bool) -> None:
+        self.layers, self.text, self.env, self.law, self.for_good = layers, text, env, law_of(text), for_good
         layered = combine(*layers)
         user = layered.config
         self.given = {name: getattr(getattr(user, settings()[name].section), name) for name in layered.origins}
         self.ranks = env.world_size if env.distributed else user.system.gpus * env.machines
         self.timed: dict[int, Timed] = {}
+        self.timings: Counter[int] = Counter()
         self.final_eval = user.log.final_eval
         peak = find_peak(user, compute_for(self.config(1, 1.0), env.device_index))
         self.first_guess = FIRST_SHARE * (peak[0] if peak else 1e12)
@@ -156,11 +162,17 @@ class _Choice:
             config = fill_gpu(config, compute, split)
             split = split_rows(config, split.world_size)
         began = time.perf_counter()
+        if self.for_good:
+            keep_freed_memory(compute.device)  # as when it trains
         with compute.process_settings():
             step = replace(compute, compile=compiled)
             found = measure(config, step, batch_size=split.micro_batch, peak=None, seconds=longest)
         step_s = (split.micro_steps * found.micro_ms + (found.stages_ms["optimizer"] or 0)) / 1000
         if compute.device.type == "cpu":  # whose cores the ranks share
             step_s *= split.world_size
-        work = split.rows * config.model.block_size * flops_per_token(config.model)
-        self.timed[depth] = Timed(step_s, work / step_s, compute.compile, time.perf_counter() - began)
+        work = flops_per_token(config.model)
+        speed = split.rows * config.model.block_size * work / step_s
+        if depth in self.timed and not compiled:
+            speed = (speed + self.timed[depth].flops_per_s) / 2  # of two
+        self.timed[depth] = Timed(work, speed, compute.compile, time.perf_counter() - began)
+        self.timings[depth] += 1
