@@ -38,7 +38,7 @@ TIMING_SHARE, LONGEST_TIMING = 0.01, 6.0  # of the minutes, and in seconds
 MEMORY_SHARE = 0.6  # that a choice of ours may be expected to take
 CLOSING = 3.0  # seconds to begin, to read the best weights, to write a sample and a picture
 LONGEST_EVALUATION = 60.0  # seconds; one that takes longer is left to the user
-FEWEST_UPDATES = 20
+FEWEST_UPDATES, LEAST_SECONDS = 20, 3.0  # of training
 
 Told = dict[str, tuple[Any, str]]  # for [derived]: by key, what was found, and why
 
@@ -57,6 +57,8 @@ def choose(dial: Dial, layers: tuple[Layer, ...], text: Text, env: RankEnv, prog
     else:
         deadline = dial.began + 60 * dial.minutes - CLOSING
         longest = min(LONGEST_TIMING, TIMING_SHARE * 60 * dial.minutes)
+        if deadline - time.perf_counter() < LEAST_SECONDS:
+            raise UserError(f"{dial.minutes:g} minutes are over before anything is learned; take one or more.")
         while choice.timings[depth := choice.best(deadline - time.perf_counter())] < TIMINGS:
             progress.say(f"timing depth {depth}")
             choice.time(depth, deadline - time.perf_counter(), longest)

@@ -46,6 +46,7 @@ def planned(
 ) -> Callable[..., dict[str, Any]]:
     """The settings of a dry run on a text that is long enough to be read for a while."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.process_time", lambda: 0.0)  # this process is not the command's own
     write_data_set(tmp_path / "data" / "long", 200 * TEXT)
 
     def settings(*flags: str) -> dict[str, Any]:
@@ -160,9 +161,13 @@ def test_too_little_time(
     machine: Callable[[float], list[int]], tiny_data: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.process_time", lambda: 0.0)
     machine(1e6)
-    assert run(["train", "--dataset", "tiny", "--minutes", "0.2", "--device", "cpu", "--peak-tflops", "1"]) == 2
-    assert "0.2 minutes are time for" in capsys.readouterr().err
+    line = ["train", "--dataset", "tiny", "--device", "cpu", "--peak-tflops", "1", "--minutes"]
+    assert run([*line, "0.5"]) == 2
+    assert "0.5 minutes are time for" in capsys.readouterr().err
+    assert run([*line, "0.05"]) == 2
+    assert "0.05 minutes are over before anything" in capsys.readouterr().err
     assert not Path("runs").exists()
 
 
@@ -171,21 +176,22 @@ def test_a_run_of_the_dial_is_made_of_plain_settings(
 ) -> None:
     """Its saved settings repeat it bit for bit; --or-resume goes on with other minutes and times nothing."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.process_time", lambda: 0.0)  # this process is not the command's own
     timed = machine(3e7)
     common = ["--dataset", "tiny", "--device", "cpu", "--peak-tflops", "1", "--n-embd", "16", "--no-sample"]
-    line = ["train", *common, "--minutes", "0.2", "--run", "runs/a", "--or-resume"]
+    line = ["train", *common, "--minutes", "2", "--run", "runs/a", "--or-resume"]
     assert run([*line, "--save-config", "mine.toml"]) == 0
     heard = capsys.readouterr().err
     assert "nanogpt train --config mine.toml" in heard
-    assert "0.2 minutes were asked for" in heard
+    assert "2 minutes were asked for" in heard
     made = tomllib.loads(Path("runs/a/config.toml").read_text())
     assert not {"minutes", "depth"} & {name for section in made if section != "derived" for name in made[section]}
-    assert made["derived"]["minutes"] == 0.2
+    assert made["derived"]["minutes"] == 2
     assert run(["train", "--config", "mine.toml", "--run", "runs/b"]) == 0
     assert same_weights(Path("runs/a/ckpt.pt"), Path("runs/b/ckpt.pt"))
     timed.clear()
     capsys.readouterr()
-    assert run([*line[:-4], "0.1", *line[-3:]]) == 0
+    assert run([*line[:-4], "5", *line[-3:]]) == 0
     assert timed == []
     assert "is finished" in capsys.readouterr().err
 
