@@ -72,7 +72,7 @@ def train_and_report(
             told = {"run": str(outcome.run.path), "step": outcome.step, "max_iters": plan.config.train.max_iters}
             told |= {"ended_by": outcome.ended_by or None, "best_val_loss": outcome.best_loss}
             show.document(told | {"evaluation": None, "sample": None} | found)
-        if dial is not None and "minutes" in plan.derived.values:  # a run that goes on has no time of its own
+        if dial is not None and dial.minutes is not None and plan.makes_run:
             _tell_time(dial, plan, outcome)
 
 
@@ -92,7 +92,12 @@ def _tell_time(dial: "Dial", plan: "Plan", outcome: "Outcome") -> None:
 
 def plan_rows(plan: "Plan") -> list[Row]:
     """The plan for people: what, how much, and why or by which formula."""
-    rows = [*_dial_rows(plan), *_model_rows(plan), *_training_rows(plan), *_machine_rows(plan)]
+    rows = [
+        *(_dial_rows(plan) if plan.makes_run else []),
+        *_model_rows(plan),
+        *_training_rows(plan),
+        *_machine_rows(plan),
+    ]
     return [*rows, ("writes to", str(plan.run_path), "")]
 
 

@@ -2,13 +2,18 @@
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
-from nanogpt_cli.config.layers import Layer, Rank, combine
+from nanogpt_cli.config.layers import IGNORED_TABLE, Layer, Rank, Tables, combine
 from nanogpt_cli.config.schema import settings
 from nanogpt_cli.errors import UserError
 
 DEPTHS, MOST_MINUTES = range(1, 33), 100_000
 CLASHES = ("init_from", "max_iters", "lr_decay_iters", "warmup_iters")
+
+
+Told = dict[str, tuple[Any, str]]  # for [derived]: by key, what was found, and why
+KEYS = ("minutes", "step_ms", "depth", "expected_loss", "fetch_s")
 
 
 @dataclass(frozen=True)
@@ -71,3 +76,12 @@ def _check_beside(flag: str, layers: tuple[Layer, ...]) -> None:
             raise UserError(
                 f"{flag} decides how long and at which rates a new model learns: leave out {setting}.{instead}"
             )
+
+
+def told_before(tables: Tables) -> Told:
+    """What the dial told of a run when it began, from its config.toml; what somebody changed there is no number."""
+    derived = tables.get(IGNORED_TABLE)
+    reasons = derived.get("reasons") if isinstance(derived, dict) else None
+    if not isinstance(derived, dict) or not isinstance(reasons, dict):
+        return {}
+    return {key: (derived[key], str(reasons.get(key))) for key in KEYS if type(derived.get(key)) in (int, float)}

@@ -8,10 +8,9 @@ chosen around it. All is decided once, before there is a run; what is kept of it
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
 
 from nanogpt_cli.config.derived import split_rows
-from nanogpt_cli.config.dial import DEPTHS, Dial
+from nanogpt_cli.config.dial import DEPTHS, Dial, Told
 from nanogpt_cli.config.family import (
     EVALUATION_SHARE,
     Text,
@@ -39,8 +38,6 @@ MEMORY_SHARE = 0.6  # that a choice of ours may be expected to take
 CLOSING = 3.0  # seconds to begin, to read the best weights, to write a sample and a picture
 LONGEST_EVALUATION = 60.0  # seconds; one that takes longer is left to the user
 FEWEST_UPDATES, LEAST_SECONDS = 20, 3.0  # of training
-
-Told = dict[str, tuple[Any, str]]  # for [derived]: by key, what was found, and why
 
 
 def choose(dial: Dial, layers: tuple[Layer, ...], text: Text, env: RankEnv, progress: Progress) -> tuple[Layer, Told]:

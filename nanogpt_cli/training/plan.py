@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from nanogpt_cli.config.derived import Derived, Schedule, Split, data_folder, derive, schedule_of, split_rows
+from nanogpt_cli.config.dial import Told
 from nanogpt_cli.config.layers import Layered, Rank, without_effect
 from nanogpt_cli.config.schema import Config
 from nanogpt_cli.config.setting import ON_OFF
@@ -178,14 +179,15 @@ def plan_run(
     env: RankEnv = ALONE,
     makes_run: bool = True,
     resume_point: ResumePoint | None = None,
+    told: Told | None = None,
     notes: tuple[str, ...] = (),
     warnings: tuple[str, ...] = (),
     progress: Progress = QUIET,
 ) -> Plan:
     """Work out a run from its settings: open the data, choose the machine's part, derive the rest; makes nothing.
 
-    Schedule and architecture are those of the settings, also where a run goes on. UserError if settings do not go with
-    the data, the machine, or each other.
+    Schedule and architecture are those of the settings, also where a run goes on; `told` is what these were chosen by.
+    UserError if settings do not go with the data, the machine, or each other.
     """
     config, split = over_ranks(layered.config, env)
     data_set = open_data_set(
@@ -197,6 +199,8 @@ def plan_run(
     )
     config = config.replace("data", data_dir=str(data_set.folder))  # absolute: resume works from any folder
     derived, weights_from = derive(config), None
+    for key, (value, why) in (told or {}).items():
+        derived.note(key, value, why)
     if config.train.init_from is not None and resume_point is None:
         model, loaded = initial_architecture(layered, data_set)
         config, weights_from = dataclasses.replace(config, model=model), loaded.source

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nanogpt_cli.config.derived import data_folder
-from nanogpt_cli.config.dial import Dial
+from nanogpt_cli.config.dial import Dial, Told
 from nanogpt_cli.config.family import Text
 from nanogpt_cli.config.layers import Layer, Layered, Rank, combine
 from nanogpt_cli.config.schema import settings
@@ -19,7 +19,7 @@ from nanogpt_cli.machine.device import choose_compute
 from nanogpt_cli.machine.rank_env import RankEnv
 from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.runs.directory import RUNS, RunDirectory, new_run_path, refuse_existing
-from nanogpt_cli.training.choice import Told, choose
+from nanogpt_cli.training.choice import choose
 from nanogpt_cli.training.init_from import yields
 from nanogpt_cli.training.plan import ALONE, Plan, over_ranks, plan_run
 from nanogpt_cli.training.resume import ResumeRequest
@@ -74,10 +74,7 @@ class TrainRequest:
             layered, told = self._chosen(dial, layered, env, progress)
             if fetch_s:
                 told["fetch_s"] = fetch_s, "to have the data set, not counted"
-        plan = plan_run(layered, path, env=env, progress=progress)
-        for key, (value, why) in told.items():
-            plan.derived.note(key, value, why)
-        return plan
+        return plan_run(layered, path, env=env, told=told, progress=progress)
 
     def _chosen(self, dial: Dial, layered: Layered, env: RankEnv, progress: Progress) -> tuple[Layered, Told]:
         """The settings with what the dial chooses beneath them."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from nanogpt_cli.config.derived import moved_folder, schedule_of, with_schedule
+from nanogpt_cli.config.dial import told_before
 from nanogpt_cli.config.layers import Layer, Layered, combine
 from nanogpt_cli.config.schema import Config
 from nanogpt_cli.data.tokens.files import difference
@@ -52,11 +53,11 @@ class ResumeRequest:
         source = self._source()
         run_path = self.new_run or find_run(self.word).path
         layered, moved = _with_moved_data(combine(source.settings, self.changes), source.path or run_path)
-        saved = source.checkpoint
+        saved, told = source.checkpoint, told_before(source.settings.tables)
         if saved is None or source.path is None:
             _refuse_fixed(combine(source.settings).config, layered.config, f"{run_path} was started with")
             notes = (*moved, "there is no checkpoint yet: starting at step 0")
-            return plan_run(layered, run_path, env=env, makes_run=makes_run, notes=notes, progress=progress)
+            return plan_run(layered, run_path, env=env, makes_run=makes_run, told=told, notes=notes, progress=progress)
         before = combine(Layer(str(source.path), saved["config"])).config
         _refuse_fixed(before, layered.config, f"{source.path} was trained with")
         _refuse_other_rows(before, layered.config)
@@ -76,6 +77,7 @@ class ResumeRequest:
             env=env,
             makes_run=makes_run,
             resume_point=ResumePoint(source.path, done, saved["layout"], before.model.vocab_size or 0, eval_windows),
+            told=told,
             notes=(*moved, *(f"changed {change}" for change in _differences(before, config))),
             warnings=tuple(warnings),
             progress=progress,

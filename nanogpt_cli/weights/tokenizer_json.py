@@ -33,6 +33,7 @@ def tokenizer_files(tokenizer: Tokenizer, context: int, progress: Progress = QUI
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": end,
         "eos_token": end,
+        "unk_token": end,  # as GPT-2's; nothing is unknown, but CTranslate2 asks for one
         "model_max_length": context,
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": True,  # end-of-text written out in a text is text, as it was in training

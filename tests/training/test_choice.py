@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nanogpt_cli.cli.main import run
+from nanogpt_cli.config.dial import KEYS, told_before
 from nanogpt_cli.config.family import CHARACTERS, WORDS, Text, best_tokens, block_weights, family_layer, law_of
 from nanogpt_cli.config.layers import combine
 from nanogpt_cli.errors import UserError
@@ -194,6 +195,18 @@ def test_a_run_of_the_dial_is_made_of_plain_settings(
     assert run([*line[:-4], "5", *line[-3:]]) == 0
     assert timed == []
     assert "is finished" in capsys.readouterr().err
+    assert run(["resume", "runs/a", "--max-iters", str(made["train"]["max_iters"] + 3)]) == 0
+    goes_on = tomllib.loads(Path("runs/a/config.toml").read_text())["derived"]
+    assert {key: goes_on[key] for key in KEYS if key in made["derived"]} == {
+        key: made["derived"][key] for key in KEYS if key in made["derived"]
+    }
+    assert goes_on["minutes"] == 2
+    assert "asked for" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("derived", [None, 3, {}, {"minutes": "x", "reasons": {}}, {"minutes": 1, "reasons": 2}])
+def test_what_others_write_into_derived_is_not_told(derived: Any) -> None:
+    assert told_before({"derived": derived}) == {}
 
 
 def test_from_python(tiny_data: Path, tmp_path: Path, monkeypatch: Any) -> None:

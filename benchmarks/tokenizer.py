@@ -1,6 +1,6 @@
 """Which tokenizer a small text wants: bits per byte of each at equal training time, with the quick start's model.
 
-    python benchmarks/tokenizers.py english.txt chinese.txt ... [--megabytes 0.3 1 10] [--json out.json]
+    python benchmarks/tokenizer.py english.txt chinese.txt ... [--megabytes 0.3 1 10] [--json out.json]
 
 Every tokenizer gets as many updates as fit into the same processor time, which two short runs tell: CPU seconds, so
 that a busy machine changes nothing. Bits per byte are of the best checkpoint, over the whole val split: the last tenth
