@@ -154,7 +154,8 @@ def samples(clone: Path, rounds: int) -> list[Row]:
 def losses(clone: Path, rounds: int) -> list[Row]:
     """Wall clock of whole commands, and the loss over the whole val split of what they leave."""
     folder = Path(tempfile.mkdtemp())
-    ensure_prepared("shakespeare_char", folder / "data")
+    with contextlib.chdir(folder):
+        ensure_prepared("shakespeare_char")
     data = folder / "data" / "shakespeare_char"
     clone_data = folder / "nanogpt" / "data" / "shakespeare_char"
     clone_data.mkdir(parents=True)
@@ -213,7 +214,8 @@ def starts(clone: Path, rounds: int) -> list[Row]:
     rows.append(row("train --help, beside import typer", "s", mine, other, ratio))
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        ensure_prepared("shakespeare_char", Path(folder) / "data")
+        with contextlib.chdir(folder):
+            ensure_prepared("shakespeare_char")
         train = ["train", "--preset", "nanogpt_cpu", "--max-iters", "2", "--eval-iters", "1"]
         quiet([python, "-m", "nanogpt_cli", *train, "--run", str(run)], folder)
 

@@ -15,6 +15,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,9 +158,9 @@ def rows(args: argparse.Namespace) -> Iterator[Row]:
     compute.prepare()
     print(f"{compute.describe()}, torch {torch.__version__}, {compute.dtype_name}")
     for batch in args.batches:
-        sides = {"nanogpt": lambda batch=batch: our_update(config, compute, batch)}
+        sides: dict[str, Callable[[], Update]] = {"nanogpt": partial(our_update, config, compute, batch)}
         if args.clone:
-            sides["nanoGPT"] = lambda batch=batch: their_update(args.clone, config, compute, batch)
+            sides["nanoGPT"] = partial(their_update, args.clone, config, compute, batch)
         if time.monotonic() < end:
             yield from measured(args.preset, sides, config, compute, batch, args.seconds)
     if time.monotonic() < end:
@@ -170,8 +171,14 @@ def rows(args: argparse.Namespace) -> Iterator[Row]:
         if time.monotonic() < end:
             other, its = settings(preset, **changes)
             its.prepare()  # deterministic stays on: it comes last
-            side = {"nanogpt": lambda other=other, its=its: our_update(other, its, args.batches[0])}
-            yield from measured(name, side, other, its, args.batches[0], args.seconds)
+            yield from measured(
+                name,
+                {"nanogpt": partial(our_update, other, its, args.batches[0])},
+                other,
+                its,
+                args.batches[0],
+                args.seconds,
+            )
 
 
 def main() -> None:

@@ -46,7 +46,9 @@ def nanogpt(folder: Path, *arguments: str) -> str:
 
 
 def cells() -> list[dict[str, Any]]:
-    grid = [(name, depth, m, {}) for name, depths in GRID.items() for depth, many in depths.items() for m in many]
+    grid: list[tuple[str, int, float, dict[str, Any]]] = [
+        (name, depth, m, {}) for name, depths in GRID.items() for depth, many in depths.items() for m in many
+    ]
     rows = [{"text": t, "depth": d, "tokens": round(m * 1e6), "changed": c} for t, d, m, c in [*grid, *CHANGED]]
     return sorted(rows, key=lambda cell: cell["depth"] ** 3 * cell["tokens"])
 
