@@ -117,7 +117,8 @@ function list() {
       element("input", "", { type: "checkbox", checked: run.shown, value: run.path }),
       element("i", "", { style: `border-top: 3px solid ${COLOURS[run.number % COLOURS.length]}` }),
       element("bdi", run.name), element("span", "", { className: "faint" }));
-    const step = run.train?.step.at(-1), best = Math.min(...(run.val?.val_loss ?? []));
+    const step = Math.max(...[run.train, run.val].map((lines) => lines?.step.at(-1) ?? 0));
+    const best = Math.min(...(run.val?.val_loss ?? []));
     run.label.lastChild.textContent = [run.running && "running", step && `step ${step.toLocaleString("en")}`,
       best < Infinity && `best val ${best.toFixed(4)}`].filter(Boolean).join(", ");
   }
