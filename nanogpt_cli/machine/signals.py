@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
@@ -60,13 +61,21 @@ class StopSignals:
 
     def __enter__(self) -> "StopSignals":
         self._announcing.start()
+        # a second signal may come while Python calls back, say for an object that goes: what is raised there is only
+        # printed, and the first signal is obeyed all the same
+        self._tell_unraisable, sys.unraisablehook = sys.unraisablehook, self._unraisable
         self._handling.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._handling.__exit__(None, None, None)
+        sys.unraisablehook = self._tell_unraisable
         self._arrivals.put(None)
         self._announcing.join(timeout=1.0)  # who listens may be closed soon
+
+    def _unraisable(self, found: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(found.exc_value, StoppedError):
+            self._tell_unraisable(found)
 
     def _announce(self) -> None:
         while (name := self._arrivals.get()) is not None:

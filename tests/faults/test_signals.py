@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from nanogpt_cli.machine.signals import StopSignals
 from nanogpt_cli.runs.checkpoint import load_training_state
 from tests.faults.harness import Command, Patch, Result, nanogpt
 from tests.faults.lives import STEPS, Lab, strays
@@ -120,6 +121,29 @@ def test_a_pair_of_signals_at_any_distance(lab: Lab, gap: float) -> None:
     assert "Exception ignored" not in result.err, result
     assert result.err.count("error:") <= 1, result
     lab.live("cut", [])
+
+
+def test_a_second_signal_within_a_callback_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python only prints what is raised while an object goes; the first signal is obeyed all the same."""
+    told: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+
+    class Going:
+        def __init__(self, signum: int) -> None:
+            self.signum = signum
+
+        def __del__(self) -> None:
+            if not self.signum:
+                raise ValueError
+            os.kill(os.getpid(), self.signum)
+
+    with StopSignals(lambda name: None) as signals:
+        Going(signal.SIGINT)
+        Going(signal.SIGTERM)
+        assert signals.signum == signal.SIGINT
+        assert told == []
+        Going(0)  # errors of others are told as ever
+    assert len(told) == 1
 
 
 def test_a_hang_up_is_a_stop_and_nohup_outlives_it(lab: Lab) -> None:
