@@ -72,8 +72,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 10])
     args = parser.parse_args()
-    settings = ModelSettings(n_layer=args.layers, n_head=args.width // 64, n_embd=args.width, block_size=1024)
-    settings = ModelSettings(**{**vars(settings), "vocab_size": ROWS})
+    shape: dict[str, int] = {"n_layer": args.layers, "n_head": args.width // 64, "n_embd": args.width}
+    settings = ModelSettings(**shape, block_size=1024, vocab_size=ROWS)  # type: ignore[arg-type]
     model = GPT(settings, generator=torch.Generator().manual_seed(0)).eval()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from nanogpt_cli.weights.load import LoadedModel
 
 Row = tuple[str, str, str]  # label, value, where it comes from
-EVALUATION_SECONDS = 60.0  # a longer evaluation is left to the user
 EVALUATION_SHARE = 0.3  # of the peak that a forward pass is expected to reach
 USUAL_MFU = 0.25  # of a run on a machine that has not seen one
 SAMPLE_TOKENS = 300
@@ -36,13 +35,13 @@ def train_and_report(
     *,
     dry_run: bool,
     as_json: bool,
-    dial: "Dial | None" = None,
     save_config: Path | None = None,
 ) -> None:
     """Show the plan, train, report to stderr, and write the sample to stdout, or with `as_json` one document.
 
     The plan of a dry run is its result; `save_config` is a file for the plan's settings. See `Command` for the others.
     """
+    from nanogpt_cli.training.request import TrainRequest
     from nanogpt_cli.training.run import Command
 
     def show_plan(plan: "Plan") -> None:
@@ -72,8 +71,8 @@ def train_and_report(
             told = {"run": str(outcome.run.path), "step": outcome.step, "max_iters": plan.config.train.max_iters}
             told |= {"ended_by": outcome.ended_by or None, "best_val_loss": outcome.best_loss}
             show.document(told | {"evaluation": None, "sample": None} | found)
-        if dial is not None and dial.minutes is not None and plan.makes_run:
-            _tell_time(dial, plan, outcome)
+        if isinstance(request, TrainRequest) and request.dial and request.dial.minutes and plan.makes_run:
+            _tell_time(request.dial, plan, outcome)
 
 
 def _tell_time(dial: "Dial", plan: "Plan", outcome: "Outcome") -> None:
@@ -93,7 +92,7 @@ def _tell_time(dial: "Dial", plan: "Plan", outcome: "Outcome") -> None:
 def plan_rows(plan: "Plan") -> list[Row]:
     """The plan for people: what, how much, and why or by which formula."""
     rows = [
-        *(_dial_rows(plan) if plan.makes_run else []),
+        *(_dial_rows(plan) if plan.makes_run and plan.resume_point is None else []),
         *_model_rows(plan),
         *_training_rows(plan),
         *_machine_rows(plan),
@@ -229,12 +228,12 @@ def _close(plan: "Plan", outcome: "Outcome", on_text: Callable[[str], None]) -> 
 
 def _evaluate(plan: "Plan", loaded: "LoadedModel") -> dict[str, Any] | None:
     """Loss over the whole validation split, unless that would take long."""
-    from nanogpt_cli.inference.evaluate import evaluate
+    from nanogpt_cli.inference.evaluate import UNASKED_SECONDS, evaluate
     from nanogpt_cli.model.sizes import flops_per_token
 
     seconds = plan.data_set.val.count * flops_per_token(plan.config.model) / 3  # FLOPs of the forward passes
     seconds /= EVALUATION_SHARE * plan.peak[0] if plan.peak else 1.0
-    if seconds > EVALUATION_SECONDS:
+    if seconds > UNASKED_SECONDS:
         show.say(f"the best weights are those of step {loaded.step:,}; nanogpt eval reads the whole validation split")
         return None
     with ProgressBar() as progress:

@@ -54,4 +54,4 @@ def train(
     from nanogpt_cli.training.request import TrainRequest
 
     request = TrainRequest(layers, run, or_resume, dial)
-    train_and_report(request, where, dry_run=dry_run, as_json=json, dial=dial, save_config=save_config)
+    train_and_report(request, where, dry_run=dry_run, as_json=json, save_config=save_config)

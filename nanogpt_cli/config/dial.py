@@ -11,7 +11,6 @@ from nanogpt_cli.errors import UserError
 DEPTHS, MOST_MINUTES = range(1, 33), 100_000
 CLASHES = ("init_from", "max_iters", "lr_decay_iters", "warmup_iters")
 
-
 Told = dict[str, tuple[Any, str]]  # for [derived]: by key, what was found, and why
 KEYS = ("minutes", "step_ms", "depth", "expected_loss", "fetch_s")
 

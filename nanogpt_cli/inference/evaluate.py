@@ -22,6 +22,7 @@ from nanogpt_cli.progress import QUIET, Progress
 from nanogpt_cli.weights.load import LoadedModel
 
 BATCH_TOKENS = 1 << 14  # keep a GPU busy, and take less than a gigabyte with GPT-2 XL
+UNASKED_SECONDS = 60.0  # after a run; an evaluation that is expected to take longer is left to the user
 PUBLISHED: dict[str, Any] = tomllib.loads(Path(__file__).with_name("published.toml").read_text("utf-8"))
 
 Losses = npt.NDArray[np.float64]

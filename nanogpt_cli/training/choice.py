@@ -8,6 +8,7 @@ chosen around it. All is decided once, before there is a run; what is kept of it
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from nanogpt_cli.config.derived import split_rows
 from nanogpt_cli.config.dial import DEPTHS, Dial, Told
@@ -23,6 +24,7 @@ from nanogpt_cli.config.family import (
 from nanogpt_cli.config.layers import Layer, combine
 from nanogpt_cli.config.schema import Config, settings
 from nanogpt_cli.errors import UserError
+from nanogpt_cli.inference.evaluate import UNASKED_SECONDS
 from nanogpt_cli.machine.device import keep_freed_memory
 from nanogpt_cli.machine.memory import memory_of
 from nanogpt_cli.machine.rank_env import RankEnv
@@ -36,7 +38,6 @@ TIMINGS = 2  # of the depth that is taken: what is left of a disturbance is halv
 TIMING_SHARE, LONGEST_TIMING = 0.01, 6.0  # of the minutes, and in seconds
 MEMORY_SHARE = 0.6  # that a choice of ours may be expected to take
 CLOSING = 3.0  # seconds to begin, to read the best weights, to write a sample and a picture
-LONGEST_EVALUATION = 60.0  # seconds; one that takes longer is left to the user
 FEWEST_UPDATES, LEAST_SECONDS = 20, 3.0  # of training
 
 
@@ -107,8 +108,13 @@ class _Choice:
         self.timed: dict[int, Timed] = {}
         self.timings: Counter[int] = Counter()
         self.final_eval = user.log.final_eval
-        peak = find_peak(user, compute_for(self.config(1, 1.0), env.device_index))
-        self.first_guess = FIRST_SHARE * (peak[0] if peak else 1e12)
+
+    @cached_property
+    def first_guess(self) -> float:
+        """FLOP/s, before anything is timed."""
+        config = self.config(1, 1.0)
+        peak = find_peak(config, compute_for(config, self.env.device_index))
+        return FIRST_SHARE * (peak[0] if peak else 1e12)
 
     def weights(self, depth: int) -> float:
         return block_weights(depth, self.given)
@@ -131,7 +137,7 @@ class _Choice:
         for _ in range(2):  # the context, and with it the work of a token, follows from the tokens
             work = flops_per_token(self.config(depth, tokens).model)
             closing = self.text.val_tokens * work / 3 / speed if self.final_eval else 0.0
-            left = seconds - (closing if closing < LONGEST_EVALUATION else 0.0)
+            left = seconds - (closing if closing < UNASKED_SECONDS else 0.0)
             tokens = max(1.0, (1 - EVALUATION_SHARE) * left * speed / work)
         return min(tokens, most_tokens(self.weights(depth), self.text))
 

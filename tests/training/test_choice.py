@@ -123,6 +123,7 @@ def test_what_the_user_sets_stands(
     assert found["model"] | {"n_embd": 96, "block_size": 24, "dropout": 0.3} == found["model"]
     assert found["train"]["batch_size"] == 7
     assert found["optim"]["muon_lr"] == 0.01
+    assert planned("--depth", "2", "--optimizer", "adamw")["optim"]["learning_rate"] == pytest.approx(3e-3)
     assert planned("--depth", "2", "--n-embd", "100")["model"]["n_head"] in (1, 2, 5)
     assert planned("--depth", "2", "--gpus", "5")["train"]["batch_size"] % 5 == 0
     assert planned("--depth", "2", "--vocab-size", "64")["model"]["vocab_size"] == 64
@@ -201,7 +202,11 @@ def test_a_run_of_the_dial_is_made_of_plain_settings(
         key: made["derived"][key] for key in KEYS if key in made["derived"]
     }
     assert goes_on["minutes"] == 2
-    assert "asked for" not in capsys.readouterr().err
+    heard = capsys.readouterr().err
+    assert "asked for" not in heard
+    fork = ["--run", "runs/fork", "--checkpoint", "ckpt.pt", "--max-iters", str(made["train"]["max_iters"] + 6)]
+    assert run(["resume", "runs/a", *fork]) == 0
+    assert not re.search("^(minutes|expected loss) ", heard + capsys.readouterr().err, re.MULTILINE)
 
 
 @pytest.mark.parametrize("derived", [None, 3, {}, {"minutes": "x", "reasons": {}}, {"minutes": 1, "reasons": 2}])
